@@ -1,0 +1,152 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"paredao/internal/vote"
+)
+
+// flusherLife is how long a silent flusher's record stays. A frame whose fate
+// is unknown may be sent again within that time.
+const flusherLife = 7 * 24 * time.Hour
+
+// Queue takes batches of votes. The same store may have several with other
+// settings.
+type Queue struct {
+	s           *Store
+	keyLife     time.Duration
+	ackReplicas int
+	ackTimeout  time.Duration
+}
+
+// Queue returns the side of the store that takes votes. keyLife is how long an
+// idempotency key is remembered; a batch is acknowledged only when ackReplicas
+// replicas hold it, or fails after ackTimeout.
+func (s *Store) Queue(keyLife time.Duration, ackReplicas int, ackTimeout time.Duration) *Queue {
+	return &Queue{s, keyLife, ackReplicas, ackTimeout}
+}
+
+// Register makes the record of a new flusher. Calling it again is harmless.
+func (q *Queue) Register(ctx context.Context, shard int, flusher string) error {
+	err := q.s.lua.register.Run(ctx, q.s.rdb, []string{shardKeys(shard).flusher(flusher)},
+		flusherLife.Milliseconds()).Err()
+	if err != nil {
+		return fmt.Errorf("register flusher on shard %d: %w", shard, err)
+	}
+	return nil
+}
+
+// Enqueue puts a batch on the queue. Called again with the same batch id it
+// answers what happened the first time. vote.ErrFlusherLost says that Redis has
+// no record of the flusher, and that this call did nothing; vote.ErrOverloaded
+// that Redis has no room, and nothing was done. After any other error the
+// batch may be on the queue: call again.
+func (q *Queue) Enqueue(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, error) {
+	k := shardKeys(b.Shard)
+	keys := make([]string, 5, 5+len(b.Keyed))
+	keys[0], keys[1], keys[2], keys[3], keys[4] = k.votes(), k.ledger(), k.flusher(b.ID.Flusher), k.windows(), k.wake()
+	args := make([]any, 0, 8+3*len(b.Polls)+4*len(b.Keyed))
+	args = append(args, b.ID.Flusher, b.ID.Seq, flusherLife.Milliseconds(), q.keyLife.Milliseconds(),
+		b.Votes, b.Body, len(b.Polls), len(b.Keyed))
+	for _, p := range b.Polls {
+		args = append(args, p.Poll, p.Votes, p.OptionsKey)
+	}
+	for _, v := range b.Keyed {
+		keys = append(keys, k.idem(v.Key))
+		args = append(args, v.Index, v.PollIndex+1, v.Option, v.ID.String())
+	}
+	text, err := q.run(ctx, keys, args)
+	switch {
+	case err != nil && strings.HasPrefix(err.Error(), "OOM "):
+		return vote.BatchOutcome{}, fmt.Errorf("%w: enqueue on shard %d: %w", vote.ErrOverloaded, b.Shard, err)
+	case err != nil:
+		return vote.BatchOutcome{}, fmt.Errorf("enqueue on shard %d: %w", b.Shard, err)
+	case text == "lost":
+		return vote.BatchOutcome{}, fmt.Errorf("enqueue on shard %d: %w", b.Shard, vote.ErrFlusherLost)
+	}
+	return parseOutcome(text, b)
+}
+
+// run calls the script and, where replicas must hold the votes, waits for them
+// on the same connection, since WAIT speaks of that connection's own writes.
+func (q *Queue) run(ctx context.Context, keys []string, args []any) (string, error) {
+	script := q.s.lua.enqueue
+	if q.ackReplicas == 0 {
+		return script.Run(ctx, q.s.rdb, keys, args...).Text()
+	}
+	var node redis.UniversalClient = q.s.rdb
+	if c, ok := node.(*redis.ClusterClient); ok {
+		master, err := c.MasterForKey(ctx, keys[0])
+		if err != nil {
+			return "", err
+		}
+		node = master
+	}
+	for {
+		pipe := node.Pipeline()
+		cmd := pipe.EvalSha(ctx, script.Hash(), keys, args...)
+		wait := pipe.Do(ctx, "WAIT", q.ackReplicas, q.ackTimeout.Milliseconds())
+		if _, err := pipe.Exec(ctx); err != nil {
+			if redis.HasErrorPrefix(err, "NOSCRIPT") {
+				if err := script.Load(ctx, node).Err(); err != nil {
+					return "", err
+				}
+				continue
+			}
+			return "", err
+		}
+		n, err := wait.Int()
+		if err != nil {
+			return "", fmt.Errorf("wait for replicas: %w", err)
+		}
+		if n < q.ackReplicas {
+			return "", fmt.Errorf("%d replicas hold the votes, but ack-replicas is %d", n, q.ackReplicas)
+		}
+		return cmd.Text()
+	}
+}
+
+func parseOutcome(text string, b *vote.Batch) (vote.BatchOutcome, error) {
+	var out vote.BatchOutcome
+	stamp, rest, _ := strings.Cut(text, "\n")
+	polls, rest, ok := strings.Cut(rest, "\n")
+	ms, err := strconv.ParseInt(stamp, 10, 64)
+	if err != nil || !ok || len(polls) != len(b.Polls) {
+		return out, fmt.Errorf("enqueue: %w", errAnswer)
+	}
+	out.AcceptedAt = millis(ms)
+	for _, p := range []byte(polls) {
+		out.Polls = append(out.Polls, vote.PollOutcome(p))
+	}
+	for line := range strings.Lines(rest) {
+		var place int
+		var option, id, at string
+		if _, err := fmt.Sscan(line, &place, &option, &id, &at); err != nil || place < 0 || place >= len(b.Keyed) {
+			return out, fmt.Errorf("enqueue: %w", errAnswer)
+		}
+		if out.Keys == nil {
+			out.Keys = map[int]vote.KeyOutcome{}
+		}
+		if option == "-" {
+			out.Keys[b.Keyed[place].Index] = vote.KeyOutcome{Reused: true}
+			continue
+		}
+		first, err1 := uuid.Parse(id)
+		ms, err2 := strconv.ParseInt(at, 10, 64)
+		if err := errors.Join(err1, err2); err != nil {
+			return out, fmt.Errorf("enqueue: %w: %w", errAnswer, err)
+		}
+		out.Keys[b.Keyed[place].Index] = vote.KeyOutcome{
+			First: vote.Receipt{ID: first, Option: option, AcceptedAt: millis(ms), Replayed: true},
+		}
+	}
+	return out, nil
+}

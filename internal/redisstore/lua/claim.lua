@@ -1,0 +1,15 @@
+#!lua
+-- Takes or keeps a shard, if it is free or one's own. Advisory: correctness
+-- never depends on it.
+--
+-- KEYS 1 owner:{N}:<role>
+-- ARGV 1 worker   2 ms after which a silent owner gives way
+-- Returns 1 when the shard is the worker's, 0 when it is another's.
+--
+-- Twice: the second call renews what the first one took.
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then
+  return 0
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1

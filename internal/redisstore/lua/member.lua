@@ -1,0 +1,21 @@
+#!lua
+-- Says that a worker is alive, and lists the live ones of its role.
+--
+-- KEYS 1 members:{0}:<role>
+-- ARGV 1 worker   2 ms after which a silent worker is taken for gone
+--      3 '1' to stay, '0' to leave
+-- Returns the live workers, in order of name.
+--
+-- Twice: the worker is listed once, or not at all.
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now - tonumber(ARGV[2])))
+if ARGV[3] == '1' then
+  redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
+  redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[2]) * 2)
+else
+  redis.call('ZREM', KEYS[1], ARGV[1])
+end
+local live = redis.call('ZRANGE', KEYS[1], 0, -1)
+table.sort(live)
+return live

@@ -1,0 +1,194 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// Options say which Redis to use.
+type Options struct {
+	// URL is redis://, rediss:// or unix:// for one server,
+	// redis-sentinel://user:pass@h1:p,h2:p/master-name?db=0, or
+	// redis-cluster://h1:p,h2:p. The last two take ?tls=true.
+	URL string
+	// PasswordFile, if set, holds the password. It is read again for every new
+	// connection.
+	PasswordFile string
+	// Shards is the number of queue shards.
+	Shards int
+	// Embedded says that the server is the one embedded in allinone, whose Lua
+	// knows no shebang line.
+	Embedded bool
+	// Timeout bounds each command and dial; 0 means 2 s.
+	Timeout time.Duration
+	// NoRetry switches the client's own retries off. Only tests need that.
+	NoRetry bool
+}
+
+// ParseURL checks a Redis URL. Its errors never hold a password.
+func ParseURL(raw string) error {
+	_, err := parseURL(raw)
+	return err
+}
+
+// parseURL reads the URL by hand as far as the hosts, since net/url takes no
+// list of them.
+func parseURL(raw string) (*redis.UniversalOptions, error) {
+	scheme, rest, ok := strings.Cut(raw, "://")
+	if !ok {
+		return nil, errors.New("is no URL; allowed are redis://, rediss://, unix://, redis-sentinel:// and redis-cluster://")
+	}
+	rest, rawQuery, _ := strings.Cut(rest, "?")
+	query, err := url.ParseQuery(rawQuery)
+	if err != nil {
+		return nil, errors.New("has a query that can't be read")
+	}
+	authority, path := rest, ""
+	if i := strings.IndexByte(rest, '/'); i >= 0 {
+		authority, path = rest[:i], rest[i+1:]
+	}
+	o := &redis.UniversalOptions{}
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		user, password, _ := strings.Cut(authority[:i], ":")
+		authority = authority[i+1:]
+		if o.Username, err = url.PathUnescape(user); err == nil {
+			o.Password, err = url.PathUnescape(password)
+		}
+		if err != nil {
+			return nil, errors.New("has a user or password with a % that is no escape; write % as %25")
+		}
+	}
+	db := query.Get("db")
+	switch scheme {
+	case "redis", "rediss":
+		if path != "" {
+			db = path
+		}
+		if scheme == "rediss" {
+			query.Set("tls", "true")
+		}
+	case "redis-sentinel":
+		if o.MasterName, err = url.PathUnescape(path); err != nil || path == "" {
+			return nil, errors.New("names no master; write redis-sentinel://host:26379/master-name")
+		}
+	case "redis-cluster":
+		o.IsClusterMode = true
+		if path != "" || db != "" && db != "0" {
+			return nil, errors.New("names a database, but a cluster has only database 0")
+		}
+	case "unix":
+		if authority != "" && path != "" && !strings.HasPrefix(rest, "/") {
+			path = authority + "/" + path // unix://relative/path
+		} else {
+			path = "/" + path
+		}
+		if o.Addrs, err = socketPath(path); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("has scheme %q; allowed are redis, rediss, unix, redis-sentinel and redis-cluster", scheme)
+	}
+	if scheme != "unix" {
+		if o.Addrs, err = hosts(authority, scheme); err != nil {
+			return nil, err
+		}
+	}
+	if db != "" {
+		if o.DB, err = strconv.Atoi(db); err != nil || o.DB < 0 {
+			return nil, fmt.Errorf("has database %q, which is no number", db)
+		}
+	}
+	if query.Get("tls") == "true" {
+		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		if len(o.Addrs) == 1 {
+			host, _, _ := net.SplitHostPort(o.Addrs[0])
+			o.TLSConfig.ServerName = host
+		}
+	}
+	return o, nil
+}
+
+func socketPath(path string) ([]string, error) {
+	path, err := url.PathUnescape(path)
+	if err != nil || path == "/" {
+		return nil, errors.New("names no socket; write unix:///path/to/redis.sock")
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, fmt.Errorf("has a socket path that can't be resolved: %w", err)
+	}
+	return []string{path}, nil
+}
+
+func hosts(authority, scheme string) ([]string, error) {
+	port := "6379"
+	if scheme == "redis-sentinel" {
+		port = "26379"
+	}
+	single := scheme == "redis" || scheme == "rediss"
+	var out []string
+	for h := range strings.SplitSeq(authority, ",") {
+		if h == "" {
+			return nil, fmt.Errorf("names no host; write %s://host:%s", scheme, port)
+		}
+		host, p, err := net.SplitHostPort(h)
+		if err != nil {
+			bare := strings.TrimSuffix(strings.TrimPrefix(h, "["), "]")
+			if strings.Contains(h, ":") && net.ParseIP(bare) == nil {
+				return nil, fmt.Errorf("has host %q, which can't be read; an IPv6 address stands in brackets", h)
+			}
+			host, p = bare, port
+		}
+		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
+			return nil, fmt.Errorf("has port %q; allowed are 1 to 65535", p)
+		}
+		out = append(out, net.JoinHostPort(host, p))
+	}
+	if single && len(out) > 1 {
+		return nil, errors.New("names more than one host; for a cluster write redis-cluster://, for Sentinel redis-sentinel://")
+	}
+	return out, nil
+}
+
+// client connects, lazily: it makes no connection yet.
+func (o Options) client() (redis.UniversalClient, error) {
+	u, err := parseURL(o.URL)
+	if err != nil {
+		return nil, fmt.Errorf("redis-url %w", err)
+	}
+	timeout := o.Timeout
+	if timeout == 0 {
+		timeout = 2 * time.Second
+	}
+	u.DialTimeout, u.ReadTimeout, u.WriteTimeout = timeout, timeout, timeout
+	u.ContextTimeoutEnabled = true
+	u.DialerRetries = 1 // the callers' own retries say when to give up
+	if o.NoRetry {
+		u.MaxRetries = -1
+	}
+	// An ACL user need not have CLIENT, and nobody reads what it would set.
+	u.DisableIdentity = true
+	u.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	if o.PasswordFile != "" {
+		user, file := u.Username, o.PasswordFile
+		u.CredentialsProviderContext = func(context.Context) (string, string, error) {
+			p, err := os.ReadFile(file)
+			if err != nil {
+				return "", "", fmt.Errorf("redis-password-file: %w", err)
+			}
+			return user, strings.TrimSuffix(strings.TrimSuffix(string(p), "\n"), "\r"), nil
+		}
+	}
+	return redis.NewUniversalClient(u), nil
+}
