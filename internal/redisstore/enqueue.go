@@ -75,6 +75,19 @@ func (q *Queue) Enqueue(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, 
 	return parseOutcome(text, b)
 }
 
+// roomLimit is the share of maxmemory above which no more votes are taken: a
+// Redis that is full can hardly be drained.
+const roomLimit = 0.85
+
+// HasRoom tells whether Redis has memory left for more votes.
+func (q *Queue) HasRoom(ctx context.Context) (bool, error) {
+	h, err := q.s.Health(ctx)
+	if err != nil {
+		return false, err
+	}
+	return h.MaxMemory == 0 || float64(h.UsedMemory) < roomLimit*float64(h.MaxMemory), nil
+}
+
 // run calls the script and, where replicas must hold the votes, waits for them
 // on the same connection, since WAIT speaks of that connection's own writes.
 func (q *Queue) run(ctx context.Context, keys []string, args []any) (string, error) {

@@ -2,8 +2,13 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"paredao/internal/vote"
 )
@@ -157,6 +162,15 @@ func asSnapshot(raw any) (vote.SnapshotPage, error) {
 	if page.Ledgers, err = asLedgers(list[5]); err != nil {
 		return page, err
 	}
+	counters, err := asPairs(list[5])
+	if err != nil {
+		return page, err
+	}
+	if last := counters["last_batch"]; last != "" {
+		if page.LastBatch, err = strconv.ParseUint(last, 10, 64); err != nil {
+			return page, fmt.Errorf("%w: last_batch %.40q", errAnswer, last)
+		}
+	}
 	tallies, err := asList(list[6], -1)
 	if err != nil {
 		return page, err
@@ -195,4 +209,33 @@ func asListPage(v any) (vote.ListPage, error) {
 		p.Elements = append(p.Elements, text)
 	}
 	return p, nil
+}
+
+// Batches tells which of a shard's archive batches Redis knows.
+func (s *Store) Batches(ctx context.Context, shard int, sequences []uint64) (vote.Batches, error) {
+	k := shardKeys(shard)
+	out := vote.Batches{Committed: make(map[uint64]string, len(sequences))}
+	// The fixed one first: if it is committed between the two reads, the second
+	// sees it.
+	fixed, err := s.rdb.HGet(ctx, k.batch(), "id").Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return out, fmt.Errorf("batch of shard %d: %w", shard, err)
+	}
+	out.Fixed = fixed
+	for chunk := range slices.Chunk(sequences, 1000) {
+		fields := make([]string, len(chunk))
+		for i, n := range chunk {
+			fields[i] = strconv.FormatUint(n, 10)
+		}
+		ids, err := s.rdb.HMGet(ctx, k.batches(), fields...).Result()
+		if err != nil {
+			return out, fmt.Errorf("batches of shard %d: %w", shard, err)
+		}
+		for i, id := range ids {
+			if id, ok := id.(string); ok {
+				out.Committed[chunk[i]] = id
+			}
+		}
+	}
+	return out, nil
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/sha1"
 	"encoding/base32"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/klauspost/compress/zstd"
@@ -130,22 +130,29 @@ func ParseHeader(frame []byte) (Header, []byte, error) {
 	if !ok || !bytes.HasPrefix(head, []byte(frameMagic)) {
 		return Header{}, nil, fmt.Errorf("%w: no header", ErrBadFrame)
 	}
-	f := strings.Split(string(head[len(frameMagic):]), " ")
-	if len(f) != 5 {
-		return Header{}, nil, fmt.Errorf("%w: header has %d fields, not 5", ErrBadFrame, len(f))
+	var f [5]string
+	n := 0
+	for s := range strings.SplitSeq(string(head[len(frameMagic):]), " ") {
+		if n < len(f) {
+			f[n] = s
+		}
+		n++
+	}
+	if n != len(f) {
+		return Header{}, nil, fmt.Errorf("%w: header has %d fields, not 5", ErrBadFrame, n)
 	}
 	if _, err := ParseFrameID(f[0]); err != nil {
 		return Header{}, nil, err
 	}
-	ms, err := strconv.ParseInt(f[1], 10, 64)
-	if err != nil || ms < 0 || ms > 1<<52 {
+	ms, ok := parseNumber(f[1])
+	if !ok || ms > 1<<52 {
 		return Header{}, nil, fmt.Errorf("%w: time %.40q", ErrBadFrame, f[1])
 	}
-	votes, err := strconv.Atoi(f[2])
-	if err != nil || votes < 1 || votes > MaxFrameVotes {
+	votes, ok := parseNumber(f[2])
+	if !ok || votes < 1 || votes > MaxFrameVotes {
 		return Header{}, nil, fmt.Errorf("%w: number of votes %.40q", ErrBadFrame, f[2])
 	}
-	refused, err := parseRefused(f[3], votes)
+	refused, err := parseRefused(f[3], int(votes))
 	if err != nil {
 		return Header{}, nil, err
 	}
@@ -153,7 +160,17 @@ func ParseHeader(frame []byte) (Header, []byte, error) {
 	if err != nil {
 		return Header{}, nil, err
 	}
-	return Header{f[0], time.UnixMilli(ms).UTC(), votes, refused, polls}, body, nil
+	return Header{f[0], time.UnixMilli(ms).UTC(), int(votes), refused, polls}, body, nil
+}
+
+// parseNumber reads digits and nothing else: no sign, no leading zero. The
+// scripts read a header's numbers as digits too.
+func parseNumber(s string) (int64, bool) {
+	if s == "" || s[0] < '0' || s[0] > '9' || s[0] == '0' && len(s) > 1 {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil
 }
 
 func parseRefused(s string, votes int) ([]int, error) {
@@ -163,30 +180,30 @@ func parseRefused(s string, votes int) ([]int, error) {
 	var refused []int
 	last := -1
 	for p := range strings.SplitSeq(s, ",") {
-		i, err := strconv.Atoi(p)
-		if err != nil || i <= last || i >= votes {
+		i, ok := parseNumber(p)
+		if !ok || i >= int64(votes) || int(i) <= last {
 			return nil, fmt.Errorf("%w: refused vote %.40q", ErrBadFrame, p)
 		}
-		refused = append(refused, i)
-		last = i
+		last = int(i)
+		refused = append(refused, last)
 	}
 	return refused, nil
 }
 
-func parsePolls(s string, votes int) ([]PollVotes, error) {
+func parsePolls(s string, votes int64) ([]PollVotes, error) {
 	polls := make([]PollVotes, 0, 1)
 	var sum int64
 	for p := range strings.SplitSeq(s, ",") {
 		poll, num, _ := strings.Cut(p, ":")
-		n, err := strconv.ParseInt(num, 10, 64)
-		if err != nil || n < 1 || !ValidID(poll) {
+		n, ok := parseNumber(num)
+		if !ok || n < 1 || n > votes || !ValidID(poll) {
 			return nil, fmt.Errorf("%w: poll %.80q", ErrBadFrame, p)
 		}
 		if slices.ContainsFunc(polls, func(q PollVotes) bool { return q.Poll == poll }) {
 			return nil, fmt.Errorf("%w: poll %q twice", ErrBadFrame, poll)
 		}
 		polls = append(polls, PollVotes{poll, n})
-		if sum += n; sum > int64(votes) {
+		if sum += n; sum > votes {
 			return nil, fmt.Errorf("%w: more votes accepted than held", ErrBadFrame)
 		}
 	}
@@ -248,6 +265,8 @@ type Codec struct {
 	enc *zstd.Encoder
 	dec *zstd.Decoder
 	buf []byte
+	// vote is what Read hands out.
+	vote RawVote
 }
 
 // NewCodec returns a codec for one goroutine. Close it when done.
@@ -335,11 +354,10 @@ func (c *Codec) Read(frame []byte, each func(*RawVote)) (Header, error) {
 	if len(body) > maxBody {
 		return h, fmt.Errorf("%w: body of %d bytes", ErrBadFrame, len(body))
 	}
-	return h, scan(h, body, each)
+	return h, scan(h, body, &c.vote, each)
 }
 
-func scan(h Header, body []byte, each func(*RawVote)) error {
-	var v RawVote
+func scan(h Header, body []byte, v *RawVote, each func(*RawVote)) error {
 	refused := h.Refused
 	left := make([]int64, 0, 8)
 	for _, p := range h.Polls {
@@ -351,8 +369,8 @@ func scan(h Header, body []byte, each func(*RawVote)) error {
 		if end < 0 {
 			return fmt.Errorf("%w: %d votes in the body, %d in the header", ErrBadFrame, i, h.Votes)
 		}
-		if !scanLine(body[:end], &v) {
-			if err := decodeLine(body[:end], &v); err != nil {
+		if !scanLine(body[:end], v) {
+			if err := decodeLine(body[:end], v); err != nil {
 				return err
 			}
 		}
@@ -368,7 +386,7 @@ func scan(h Header, body []byte, each func(*RawVote)) error {
 			}
 		}
 		left[last]--
-		each(&v)
+		each(v)
 	}
 	if len(body) > 0 {
 		return fmt.Errorf("%w: more votes in the body than the %d in the header", ErrBadFrame, h.Votes)
@@ -451,16 +469,12 @@ func uuidShape(id []byte) bool {
 	return true
 }
 
-// decodeLine is the fallback: any JSON object with the right members.
+// decodeLine is the fallback: any JSON object with the right members, each at
+// most once and with its exact name, so that every reader reads the same vote.
 func decodeLine(b []byte, v *RawVote) error {
 	var l line
-	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&l); err != nil {
-		return fmt.Errorf("%w: vote is no JSON object of the known members", ErrBadFrame)
-	}
-	if dec.InputOffset() != int64(len(b)) {
-		return fmt.Errorf("%w: more than one JSON value on a line", ErrBadFrame)
+	if err := json.Unmarshal(b, &l, json.RejectUnknownMembers(true)); err != nil {
+		return fmt.Errorf("%w: vote is not one JSON object of the known members", ErrBadFrame)
 	}
 	if !ValidID(l.Poll) || !ValidID(l.Option) || l.Class != "" && !ValidID(l.Class) {
 		return fmt.Errorf("%w: poll %.80q, class %.80q, option %.80q", ErrBadFrame, l.Poll, l.Class, l.Option)

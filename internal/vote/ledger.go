@@ -51,3 +51,21 @@ type Results struct {
 	// Final: closed on every shard, and nothing pending. Never taken back.
 	Final bool
 }
+
+// StatusOf tells a poll's status over all shards: final when each shard says
+// that it is closed and that nothing is pending.
+func StatusOf(poll string, shards []ShardPolls) Status {
+	final := true
+	var status Status
+	for i, s := range shards {
+		st := s.Windows[poll].Status(s.Now)
+		if i == 0 {
+			status = st
+		}
+		final = final && st == StatusClosed && s.Ledgers[poll].Pending() == 0
+	}
+	if final {
+		return StatusFinal
+	}
+	return status
+}

@@ -145,6 +145,8 @@ type SnapshotPage struct {
 	// Ledgers and Tallies are of this instant.
 	Complete bool
 	Ledgers  map[string]PollLedger
+	// LastBatch is the sequence of the last committed archive batch.
+	LastBatch uint64
 	// Tallies are in the order of the polls asked for.
 	Tallies []Tally
 }
@@ -156,4 +158,12 @@ type ListPage struct {
 	// of Elements.
 	Head, From int64
 	Elements   []string
+}
+
+// Batches says which archive batches of a shard Redis knows.
+type Batches struct {
+	// Committed maps sequence to id.
+	Committed map[uint64]string
+	// Fixed is the id of the batch that is fixed and not committed, or empty.
+	Fixed string
 }

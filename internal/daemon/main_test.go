@@ -1,0 +1,103 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+type coded int
+
+func (c coded) Error() string { return "coded" }
+func (c coded) ExitCode() int { return int(c) }
+
+func TestExitCodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		code   int
+		stderr string
+	}{
+		"nil":                    {nil, 0, ""},
+		"any error":              {errors.New("redis is down"), 1, "api: redis is down\n"},
+		"wrong use":              {coded(2), 2, "api: coded\n"},
+		"wrong use, wrapped":     {fmt.Errorf("start: %w", coded(2)), 2, "api: start: coded\n"},
+		"help was printed":       {coded(0), 0, ""},
+		"many errors":            {errors.Join(errors.New("a"), errors.New("b\r\nc")), 1, "api: a; b; c\n"},
+		"canceled, not by us":    {context.Canceled, 1, "api: context canceled\n"},
+		"shutdown took too long": {ErrShutdownTimeout, 1, "api: shutdown timeout\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var stderr output
+			assert.Equal(t, c.code, runMain("api", &stderr, nil, func(context.Context) error { return c.err }))
+			assert.Equal(t, c.stderr, stderr.String())
+		})
+	}
+}
+
+func TestFirstSignalCancels(t *testing.T) {
+	for name, c := range map[string]struct {
+		after func(ctx context.Context) error
+		code  int
+	}{
+		"stops well":                {func(context.Context) error { return nil }, 0},
+		"was still starting":        {func(ctx context.Context) error { return fmt.Errorf("dial: %w", ctx.Err()) }, 0},
+		"fails while it stops":      {func(context.Context) error { return errors.New("no") }, 1},
+		"does not stop in its time": {func(context.Context) error { return errors.Join(ErrShutdownTimeout, context.Canceled) }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var stderr output
+			signals := make(chan os.Signal, 2)
+			code := runMain("api", &stderr, signals, func(ctx context.Context) error {
+				signals <- syscall.SIGTERM
+				<-ctx.Done()
+				assert.EqualError(t, context.Cause(ctx), "signal: terminated")
+				return c.after(ctx)
+			})
+			assert.Equal(t, c.code, code)
+		})
+	}
+}
+
+func TestSecondSignalExitsAtOnce(t *testing.T) {
+	var stderr output
+	signals := make(chan os.Signal, 2)
+	release, returned := make(chan struct{}), make(chan struct{})
+	code := runMain("api", &stderr, signals, func(ctx context.Context) error {
+		defer close(returned)
+		signals <- os.Interrupt
+		<-ctx.Done()
+		signals <- syscall.SIGTERM
+		<-release // hangs
+		return nil
+	})
+	assert.Equal(t, 1, code)
+	assert.Equal(t, "api: second signal (terminated), exiting at once\n", stderr.String())
+	close(release)
+	<-returned
+}
+
+func TestPanicInMain(t *testing.T) {
+	var stderr output
+	code := runMain("api", &stderr, nil, func(context.Context) error { panic("oh") })
+	assert.Equal(t, 1, code, "not Go's own 2, which stands for wrong use")
+	assert.Contains(t, stderr.String(), "main_test.go", "the stack")
+	assert.Contains(t, stderr.String(), "api: panic: oh\n")
+}
+
+// Real signals, to this process.
+func TestMainSignals(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		code := Main("api", func(ctx context.Context) error {
+			require.NoError(t, syscall.Kill(os.Getpid(), s))
+			<-ctx.Done()
+			return nil
+		})
+		assert.Zero(t, code, s)
+	}
+}

@@ -1,0 +1,278 @@
+package httpapi
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/gofiber/fiber/v2"
+	"github.com/google/uuid"
+
+	"paredao/internal/vote"
+)
+
+//go:embed openapi.json
+var openAPIDocument []byte
+
+func (s *Server) openAPI(c *fiber.Ctx) error {
+	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
+	return c.Send(openAPIDocument)
+}
+
+// acceptedLayout is RFC 3339 with milliseconds, in UTC.
+const acceptedLayout = "2006-01-02T15:04:05.000Z"
+
+// vote is POST /polls/{poll}/votes.
+func (s *Server) vote(c *fiber.Ctx) error {
+	ctx := context.Background() // Fiber's own is reused for the next request
+	poll, ed, err := s.catalog.poll(ctx, c.Params("poll"))
+	if err != nil {
+		return err
+	}
+	want, err := parseChoice(c)
+	if err != nil {
+		return err
+	}
+	key, err := idempotencyKey(c, poll.ID)
+	if err != nil {
+		return err
+	}
+	if want.Class != nil {
+		return vote.ErrUnknownClass // no poll has classes yet
+	}
+	option, ok := poll.options[*want.Option]
+	if !ok {
+		if poll, option, err = s.lookAgain(ctx, poll.ID, *want.Option); err != nil {
+			return err
+		}
+	}
+	// A closed poll stays closed, so its late votes need not burden Redis. A
+	// repeated one must, since its first answer stands.
+	if key == nil && !poll.Closes.IsZero() && ed.now().After(poll.Closes.Add(time.Second)) {
+		return vote.ErrPollClosed
+	}
+	client, err := s.client(ctx, c)
+	if err != nil {
+		return err
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return fmt.Errorf("vote id: %w", err)
+	}
+	receipt, err := s.p.Submit.Submit(&vote.Vote{
+		ID: id, Poll: poll.ID, Option: option, Client: client,
+		UserAgent: userAgent(c),
+	}, poll.optionsKey, key)
+	if err != nil {
+		return err
+	}
+	if receipt.Replayed {
+		c.Set("Idempotency-Replayed", "true")
+	}
+	return accepted(c, poll.ID, receipt)
+}
+
+func accepted(c *fiber.Ctx, poll string, r vote.Receipt) error {
+	c.Status(http.StatusAccepted)
+	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
+	// Ids need no escaping.
+	b := make([]byte, 0, 192)
+	b = append(b, `{"id":"`...)
+	b = append(b, r.ID.String()...)
+	b = append(b, `","poll":"`...)
+	b = append(b, poll...)
+	b = append(b, `","option":"`...)
+	b = append(b, r.Option...)
+	b = append(b, `","accepted_at":"`...)
+	b = r.AcceptedAt.AppendFormat(b, acceptedLayout)
+	b = append(b, `"}`...)
+	c.Response().SetBodyRaw(b)
+	return nil
+}
+
+// lookAgain asks Redis whether the poll has got the option meanwhile.
+func (s *Server) lookAgain(ctx context.Context, poll, option string) (*entry, string, error) {
+	ed, err := s.catalog.look(ctx, time.Now())
+	if err != nil {
+		return nil, "", err
+	}
+	e, ok := ed.byID[poll]
+	if !ok {
+		return nil, "", vote.ErrPollNotFound
+	}
+	if option, ok = e.options[option]; !ok {
+		return nil, "", vote.ErrUnknownOption
+	}
+	return e, option, nil
+}
+
+func idempotencyKey(c *fiber.Ctx, poll string) (*vote.IdempotencyKey, error) {
+	all := c.Request().Header.PeekAll("Idempotency-Key")
+	if len(all) == 0 {
+		return nil, nil
+	}
+	if len(all) > 1 || len(all[0]) == 0 || len(all[0]) > 255 || !visible(all[0]) {
+		return nil, newProblem(http.StatusBadRequest, "bad-idempotency-key",
+			"An Idempotency-Key is 1 to 255 visible ASCII characters, and stands once.")
+	}
+	key := vote.NewIdempotencyKey(poll, string(all[0]))
+	return &key, nil
+}
+
+// client returns what may be kept of the client's address.
+func (s *Server) client(ctx context.Context, c *fiber.Ctx) (string, error) {
+	key, err := s.clientKey(ctx)
+	if err != nil || s.p.Privacy == PrivacyNone {
+		return "", err
+	}
+	addr, _ := netip.AddrFromSlice(c.Context().RemoteIP())
+	var forwarded []string
+	if len(s.p.TrustedProxies) > 0 {
+		for _, h := range c.Request().Header.PeekAll(fiber.HeaderXForwardedFor) {
+			forwarded = append(forwarded, string(h))
+		}
+	}
+	return s.p.Privacy.keep(clientAddr(addr, forwarded, s.p.TrustedProxies), key), nil
+}
+
+func userAgent(c *fiber.Ctx) string {
+	ua := c.Request().Header.UserAgent()
+	if len(ua) > vote.MaxUserAgent {
+		ua = ua[:vote.MaxUserAgent]
+	}
+	return string(ua)
+}
+
+// overview is all polls with their status.
+type overview struct {
+	all  []vote.PollState
+	byID map[string]vote.PollState
+}
+
+// states returns all polls with their status now.
+func (s *Server) states(ctx context.Context) (*overview, error) {
+	return s.overview.get(s.p.ResultsMaxAge, func() (*overview, error) {
+		ed, err := s.catalog.look(ctx, time.Now())
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+		defer cancel()
+		shards, err := s.p.Polls.ShardPolls(ctx)
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		o := &overview{byID: make(map[string]vote.PollState, len(ed.inOrder)), all: []vote.PollState{}}
+		for _, e := range ed.inOrder {
+			st := e.PollState
+			st.Status = vote.StatusOf(e.ID, shards)
+			o.byID[e.ID] = st
+			o.all = append(o.all, st)
+		}
+		return o, nil
+	})
+}
+
+// list is GET /polls.
+func (s *Server) list(c *fiber.Ctx) error {
+	o, err := s.states(context.Background())
+	if err != nil {
+		return err
+	}
+	return s.sendJSON(c, map[string]any{"polls": o.all})
+}
+
+// poll is GET /polls/{poll}.
+func (s *Server) poll(c *fiber.Ctx) error {
+	e, ed, err := s.catalog.poll(context.Background(), c.Params("poll"))
+	if err != nil {
+		return err
+	}
+	o, err := s.states(context.Background())
+	if err != nil {
+		return err
+	}
+	st, ok := o.byID[e.ID]
+	if !ok { // applied since the overview was made
+		st = e.PollState
+		st.Status = e.Window.Status(ed.now())
+	}
+	return s.sendJSON(c, st)
+}
+
+func (s *Server) sendJSON(c *fiber.Ctx, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	return s.sendCached(c, body, etag(body))
+}
+
+// sendCached answers with a body that may be cached for as long as results may
+// be old.
+func (s *Server) sendCached(c *fiber.Ctx, body []byte, tag string) error {
+	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
+	c.Set(fiber.HeaderCacheControl, "public, max-age="+strconv.Itoa(int(s.p.ResultsMaxAge/time.Second)))
+	c.Set(fiber.HeaderETag, tag)
+	if string(c.Request().Header.Peek(fiber.HeaderIfNoneMatch)) == tag {
+		c.Status(http.StatusNotModified)
+		return nil
+	}
+	c.Response().SetBodyRaw(body)
+	return nil
+}
+
+// etag is a weak one: equal results may have been read at different times.
+func etag(b []byte) string {
+	h := fnv.New64a()
+	_, _ = h.Write(b) // a hash never fails
+	return fmt.Sprintf(`W/"%016x"`, h.Sum64())
+}
+
+// resultsPage is a prepared answer.
+type resultsPage struct {
+	body []byte
+	etag string
+}
+
+// results is GET /polls/{poll}/results.
+func (s *Server) results(c *fiber.Ctx) error {
+	ctx := context.Background()
+	e, _, err := s.catalog.poll(ctx, c.Params("poll"))
+	if err != nil {
+		return err
+	}
+	page, err := e.results.get(s.p.ResultsMaxAge, func() (*resultsPage, error) {
+		ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+		defer cancel()
+		r, err := s.p.Polls.Results(ctx, e.ID)
+		if errors.Is(err, vote.ErrPollNotFound) {
+			return nil, err
+		}
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		shown := r.Show(&e.Poll)
+		body, err := json.Marshal(shown)
+		if err != nil {
+			return nil, fmt.Errorf("encode: %w", err)
+		}
+		shown.AsOf = time.Time{}
+		same, err := json.Marshal(shown)
+		if err != nil {
+			return nil, fmt.Errorf("encode: %w", err)
+		}
+		return &resultsPage{body, etag(same)}, nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.sendCached(c, page.body, page.etag)
+}

@@ -1,0 +1,136 @@
+// Package pollfile reads poll definitions, YAML or JSON, as operators write
+// them.
+package pollfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"paredao/internal/vote"
+)
+
+// Definition is a poll and when it takes votes.
+type Definition struct {
+	Poll   vote.Poll
+	Window vote.Window
+}
+
+// MaxBytes bounds a file: a thousand polls with a thousand options.
+const MaxBytes = 256 << 20
+
+type file struct {
+	Polls []poll `yaml:"polls"`
+}
+
+type poll struct {
+	ID       string   `yaml:"id"`
+	Title    string   `yaml:"title"`
+	Options  []option `yaml:"options"`
+	OpensAt  string   `yaml:"opens_at"`
+	ClosesAt string   `yaml:"closes_at"`
+	Results  string   `yaml:"results"`
+	// The contract knows these; this version must not pass over them.
+	Limit   any `yaml:"limit"`
+	Ballots any `yaml:"ballots"`
+}
+
+type option struct {
+	ID   string `yaml:"id"`
+	Name string `yaml:"name"`
+}
+
+// Parse reads a whole file. The error says everything that is wrong with it, on
+// one line, and then no definition is returned.
+func Parse(r io.Reader) ([]Definition, error) {
+	b, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("read polls: %w", err)
+	}
+	if len(b) > MaxBytes {
+		return nil, fmt.Errorf("the polls file is larger than %d bytes", MaxBytes)
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict())
+	var f file
+	if err := dec.Decode(&f); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil, errors.New("the polls file is empty")
+		}
+		return nil, fmt.Errorf("the polls file: %s", oneLine(yaml.FormatError(err, false, false)))
+	}
+	if err := dec.Decode(&file{}); !errors.Is(err, io.EOF) {
+		return nil, errors.New("the polls file has more than one document")
+	}
+	if len(f.Polls) == 0 {
+		return nil, errors.New("the polls file has no polls")
+	}
+	var defs []Definition
+	var errs []string
+	seen := map[string]bool{}
+	for i, p := range f.Polls {
+		def, err := p.definition()
+		if seen[p.ID] {
+			err = errors.Join(err, errors.New("the id stands twice"))
+		}
+		seen[p.ID] = true
+		if err != nil {
+			errs = append(errs, fmt.Sprintf("poll %d (%.80q): %s", i+1, p.ID, oneLine(err.Error())))
+		}
+		defs = append(defs, def)
+	}
+	if len(errs) > 0 {
+		return nil, fmt.Errorf("the polls file: %s", strings.Join(errs, "; "))
+	}
+	return defs, nil
+}
+
+func oneLine(s string) string { return strings.Join(strings.FieldsFunc(s, isBreak), "; ") }
+
+func isBreak(r rune) bool { return r == '\n' || r == '\r' }
+
+func (p poll) definition() (Definition, error) {
+	def := Definition{Poll: vote.Poll{ID: p.ID, Title: p.Title, Results: p.Results}}
+	if def.Poll.Title == "" {
+		def.Poll.Title = p.ID
+	}
+	if def.Poll.Results == "" {
+		def.Poll.Results = vote.ResultsLive
+	}
+	for _, o := range p.Options {
+		if o.Name == "" {
+			o.Name = o.ID
+		}
+		def.Poll.Options = append(def.Poll.Options, vote.Option{ID: o.ID, Name: o.Name})
+	}
+	var errs []error
+	if p.Limit != nil {
+		errs = append(errs, errors.New("limit is not supported by this version"))
+	}
+	if p.Ballots != nil {
+		errs = append(errs, errors.New("ballots are not supported by this version"))
+	}
+	var err1, err2 error
+	def.Window.Opens, err1 = parseTime("opens_at", p.OpensAt)
+	def.Window.Closes, err2 = parseTime("closes_at", p.ClosesAt)
+	errs = append(errs, err1, err2, def.Poll.Validate(), def.Window.Validate())
+	return def, errors.Join(errs...)
+}
+
+func parseTime(field, s string) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	t, err := time.Parse(time.RFC3339, s)
+	if err != nil {
+		return t, fmt.Errorf("%s %.40q is no time with a zone like 2026-01-20T22:00:00-03:00", field, s)
+	}
+	if t.UnixMilli() <= 0 || t.Year() > 9999 {
+		return t, fmt.Errorf("%s %.40q is out of range", field, s)
+	}
+	return t.UTC().Truncate(time.Millisecond), nil
+}
