@@ -17,12 +17,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Limits of the admin server. A CPU profile takes 30 s by default, and must
-// fit into writeTimeout.
+// Limits of the admin server. Profiles move the deadline for their own answer.
 const (
 	headerTimeout = 5 * time.Second
 	readTimeout   = 10 * time.Second
-	writeTimeout  = 90 * time.Second
+	writeTimeout  = 30 * time.Second
 	idleTimeout   = 2 * time.Minute
 	headerLimit   = 16 << 10
 	scrapeTimeout = 10 * time.Second
@@ -49,6 +48,7 @@ type Admin struct {
 	ln       net.Listener
 	server   *http.Server
 	cancel   context.CancelFunc // ends the requests in flight
+	grace    time.Duration      // for them to end
 }
 
 // NewAdmin listens at once, so that a taken address stops the start. The
@@ -60,7 +60,7 @@ func NewAdmin(p AdminParams) (*Admin, error) {
 		return nil, fmt.Errorf("admin-listen: can't listen on %q: %w", p.Listen, cause(err))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	a := &Admin{ready: newReadiness(ctx, p.Checks, p.Log), log: p.Log, ln: ln, cancel: cancel}
+	a := &Admin{ready: newReadiness(ctx, p.Checks, p.Log), log: p.Log, ln: ln, cancel: cancel, grace: stopTimeout}
 	a.server = &http.Server{
 		Handler:           a.routes(p),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
@@ -105,15 +105,17 @@ func (a *Admin) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	a.cancel()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.grace)
 	defer cancel()
 	err := a.server.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		// Whoever waits for an answer is cut off. No vote depends on it.
-		a.log.Warn("admin requests cut off", "after", stopTimeout)
+		// Whoever has not sent a request, or reads no answer, is cut off.
+		a.log.Debug("admin connections cut off", "after", a.grace)
 		err = a.server.Close()
 	}
-	<-served
+	if end := <-served; err == nil && !errors.Is(end, http.ErrServerClosed) {
+		err = end
+	}
 	if err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
@@ -160,6 +162,8 @@ func (a *Admin) routes(p AdminParams) http.Handler {
 	return mux
 }
 
+// readyz lets the checks end even if who asked goes away: others share their
+// answer.
 func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
 	failing := map[string]string{"shutdown": "draining"}
 	if !a.draining.Load() {

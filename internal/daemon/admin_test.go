@@ -84,7 +84,6 @@ func TestAdminRoutes(t *testing.T) {
 		{"GET", "/debug/pprof/trace?seconds=0.01", 200, ""},
 		{"GET", "/debug/pprof/cmdline", 404, ""},
 		{"GET", "/debug/pprof/nonsense", 404, ""},
-		{"GET", "/debug/pprof/profile?seconds=100", 400, "WriteTimeout"},
 		{"GET", "/nothing", 404, ""},
 		{"GET", "/livez/", 404, ""},
 		{"POST", "/livez", 405, ""},
@@ -216,7 +215,6 @@ func TestReadyzWithHangingCheck(t *testing.T) {
 		clock = clock.Add(time.Minute)
 		runtime.Gosched()
 	}
-	assert.GreaterOrEqual(t, calls.Load(), int32(1))
 }
 
 func TestListenError(t *testing.T) {
@@ -268,7 +266,7 @@ func TestStopEndsLongRequests(t *testing.T) {
 	}
 	a, err := NewAdmin(p)
 	require.NoError(t, err)
-	a.ready.timeout = time.Hour
+	a.ready.timeout, a.grace = time.Hour, time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -281,35 +279,64 @@ func TestStopEndsLongRequests(t *testing.T) {
 	cancel()
 	require.NoError(t, <-done)
 	wg.Wait()
-	assert.JSONEq(t, `{"status":"not ready","failing":{"slow":"context canceled"}}`, body, "it was answered")
+	assert.Contains(t, body, "context canceled", "it was answered")
 	_, err = net.Dial("tcp", a.Addr().String()) //nolint:noctx // a test
 	assert.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
-// A request that won't end is cut off, and that is no failure of the daemon.
-func TestStopCutsOffWhatHangs(t *testing.T) {
+// A client that sends nothing is cut off, and that is no failure of the daemon.
+func TestStopCutsOffSilentClients(t *testing.T) {
 	var out output
-	started, release := make(chan struct{}), make(chan struct{})
-	gatherer := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-		close(started)
-		<-release
-		return nil, nil
-	})
-	a, err := NewAdmin(AdminParams{Listen: "127.0.0.1:0", Gatherer: gatherer, Log: logTo(&out)})
+	a, err := NewAdmin(AdminParams{Listen: "127.0.0.1:0", Gatherer: prometheus.NewRegistry(), Log: logTo(&out)})
 	require.NoError(t, err)
+	a.grace = 10 * time.Millisecond
+	accepted := make(chan struct{})
+	a.server.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			close(accepted)
+		}
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
 	conn, err := net.Dial("tcp", a.Addr().String()) //nolint:noctx // a test
 	require.NoError(t, err)
-	_, err = io.WriteString(conn, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+	<-accepted
+	cancel()
+	require.NoError(t, <-done)
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NoError(t, conn.Close())
+	assert.Len(t, out.lines("cut off"), 1)
+}
+
+// A scrape that hangs does not hold up the stop.
+func TestStopEndsHangingScrape(t *testing.T) {
+	started, release := make(chan struct{}), make(chan struct{})
+	a, err := NewAdmin(AdminParams{
+		Listen: "127.0.0.1:0", Log: logTo(new(output)),
+		Gatherer: prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+			close(started)
+			<-release
+			return nil, nil
+		}),
+	})
 	require.NoError(t, err)
+	a.grace = time.Hour
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	var (
+		wg     sync.WaitGroup
+		status int
+	)
+	wg.Go(func() { status, _ = get(t, a, "/metrics") })
 	<-started
 	cancel()
 	require.NoError(t, <-done)
 	close(release)
-	require.NoError(t, conn.Close())
-	assert.Len(t, out.lines("cut off"), 1)
+	wg.Wait()
+	assert.Equal(t, 503, status)
 }
 
 func TestServeError(t *testing.T) {

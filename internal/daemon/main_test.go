@@ -56,7 +56,7 @@ func TestFirstSignalCancels(t *testing.T) {
 			code := runMain("api", &stderr, signals, func(ctx context.Context) error {
 				signals <- syscall.SIGTERM
 				<-ctx.Done()
-				assert.EqualError(t, context.Cause(ctx), "signal: terminated")
+				assert.Equal(t, "signal: terminated", context.Cause(ctx).Error())
 				return c.after(ctx)
 			})
 			assert.Equal(t, c.code, code)

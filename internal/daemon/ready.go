@@ -86,7 +86,8 @@ func (r *readiness) failing() map[string]string {
 func (c *check) begin(ctx context.Context) {
 	if c.pending != nil {
 		select {
-		case <-c.pending: // an answer that came too late
+		case err := <-c.pending:
+			c.log.Debug("check answered too late", "check", c.Name, "err", err)
 		default:
 			return
 		}

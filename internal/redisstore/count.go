@@ -34,7 +34,7 @@ func (s *Store) read(ctx context.Context, keys []string, from int, limit vote.Re
 func (s *Store) CommitCount(ctx context.Context, c *vote.CountCommit) (vote.CommitStatus, time.Time, error) {
 	k := shardKeys(c.Shard)
 	keys := []string{k.votes(), k.archive(), k.dead(), k.ledger()}
-	args := []any{c.Token, c.Elements, c.First, c.Last, len(c.Dead), len(c.Counts) + len(c.DeadVotes)}
+	args := []any{c.Token, c.Elements, c.First, c.Last, c.Digest, len(c.Dead), len(c.Counts) + len(c.DeadVotes)}
 	for _, d := range c.Dead {
 		args = append(args, d)
 	}

@@ -31,7 +31,8 @@ type Queue struct {
 // idempotency key is remembered; a batch is acknowledged only when ackReplicas
 // replicas hold it, or fails after ackTimeout.
 func (s *Store) Queue(keyLife time.Duration, ackReplicas int, ackTimeout time.Duration) *Queue {
-	return &Queue{s, keyLife, ackReplicas, ackTimeout}
+	// Redis refuses a life of 0 ms, and so would the script half-way.
+	return &Queue{s, max(keyLife, time.Millisecond), ackReplicas, ackTimeout}
 }
 
 // Register makes the record of a new flusher. Calling it again is harmless.
@@ -95,9 +96,10 @@ func (q *Queue) run(ctx context.Context, keys []string, args []any) (string, err
 	if q.ackReplicas == 0 {
 		return script.Run(ctx, q.s.rdb, keys, args...).Text()
 	}
-	var node redis.UniversalClient = q.s.rdb
-	if c, ok := node.(*redis.ClusterClient); ok {
-		master, err := c.MasterForKey(ctx, keys[0])
+	node := q.s.rdb
+	cluster, ok := node.(*redis.ClusterClient)
+	if ok {
+		master, err := cluster.MasterForKey(ctx, keys[0])
 		if err != nil {
 			return "", err
 		}
@@ -113,6 +115,9 @@ func (q *Queue) run(ctx context.Context, keys []string, args []any) (string, err
 					return "", err
 				}
 				continue
+			}
+			if cluster != nil {
+				cluster.ReloadState(ctx) // the shard may have another master by now
 			}
 			return "", err
 		}

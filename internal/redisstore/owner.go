@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -41,6 +42,7 @@ func (m *Shares) member(ctx context.Context, stay string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("members of %s: %w", m.role, err)
 	}
+	slices.Sort(live) // Redis's order is by time
 	return live, nil
 }
 

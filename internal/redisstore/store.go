@@ -63,6 +63,23 @@ func (s *Store) CheckShards(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return s.sameShards(got)
+}
+
+// SameShards compares like CheckShards, and writes nothing: a Redis that has no
+// number yet agrees with any.
+func (s *Store) SameShards(ctx context.Context) error {
+	got, err := s.rdb.HGet(ctx, shardKeys(0).meta(), "queue_shards").Result()
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("meta queue_shards: %w", err)
+	}
+	return s.sameShards(got)
+}
+
+func (s *Store) sameShards(got string) error {
 	if got != strconv.Itoa(s.shards) {
 		return fmt.Errorf("%w: queue-shards is %d, but this Redis was set up with %s: set queue-shards to %s",
 			vote.ErrShardsMismatch, s.shards, got, got)

@@ -44,7 +44,8 @@ func ParseURL(raw string) error {
 }
 
 // parseURL reads the URL by hand as far as the hosts, since net/url takes no
-// list of them.
+// list of them. Its errors quote nothing: where a URL is wrong, any part of it
+// may be one of a password.
 func parseURL(raw string) (*redis.UniversalOptions, error) {
 	scheme, rest, ok := strings.Cut(raw, "://")
 	if !ok {
@@ -58,6 +59,15 @@ func parseURL(raw string) (*redis.UniversalOptions, error) {
 	authority, path := rest, ""
 	if i := strings.IndexByte(rest, '/'); i >= 0 {
 		authority, path = rest[:i], rest[i+1:]
+	}
+	// What stands before an @ is a password, also where a / or ? cut it short.
+	if strings.ContainsRune(rawQuery, '@') || authority != "" && strings.ContainsRune(path, '@') {
+		return nil, errors.New("has an @ behind a / or ?; in a user or password write / as %2F, ? as %3F and @ as %40")
+	}
+	for name := range query {
+		if name != "db" && name != "tls" {
+			return nil, errors.New("has a parameter other than db and tls")
+		}
 	}
 	o := &redis.UniversalOptions{}
 	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
@@ -98,7 +108,7 @@ func parseURL(raw string) (*redis.UniversalOptions, error) {
 			return nil, err
 		}
 	default:
-		return nil, fmt.Errorf("has scheme %q; allowed are redis, rediss, unix, redis-sentinel and redis-cluster", scheme)
+		return nil, errors.New("has an unknown scheme; allowed are redis, rediss, unix, redis-sentinel and redis-cluster")
 	}
 	if scheme != "unix" {
 		if o.Addrs, err = hosts(authority, scheme); err != nil {
@@ -107,15 +117,17 @@ func parseURL(raw string) (*redis.UniversalOptions, error) {
 	}
 	if db != "" {
 		if o.DB, err = strconv.Atoi(db); err != nil || o.DB < 0 {
-			return nil, fmt.Errorf("has database %q, which is no number", db)
+			return nil, errors.New("has a database that is no number")
 		}
 	}
-	if query.Get("tls") == "true" {
+	switch query.Get("tls") {
+	case "true":
+		// The name to verify is that of the host that is dialled, which need not
+		// be one of these: no ServerName.
 		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-		if len(o.Addrs) == 1 {
-			host, _, _ := net.SplitHostPort(o.Addrs[0])
-			o.TLSConfig.ServerName = host
-		}
+	case "", "false":
+	default:
+		return nil, errors.New("has a tls other than true and false")
 	}
 	return o, nil
 }
@@ -146,12 +158,12 @@ func hosts(authority, scheme string) ([]string, error) {
 		if err != nil {
 			bare := strings.TrimSuffix(strings.TrimPrefix(h, "["), "]")
 			if strings.Contains(h, ":") && net.ParseIP(bare) == nil {
-				return nil, fmt.Errorf("has host %q, which can't be read; an IPv6 address stands in brackets", h)
+				return nil, errors.New("has a host that can't be read; an IPv6 address stands in brackets")
 			}
 			host, p = bare, port
 		}
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
-			return nil, fmt.Errorf("has port %q; allowed are 1 to 65535", p)
+			return nil, errors.New("has a port that is no number; allowed are 1 to 65535")
 		}
 		out = append(out, net.JoinHostPort(host, p))
 	}

@@ -88,10 +88,9 @@ func workerName() string {
 }
 
 // Setup is a part that makes sure that this process and Redis agree, as soon as
-// Redis answers, then applies the polls file. A disagreement ends the daemon:
-// it is a wrong setting.
-func (b Base) Setup(pollsFile string) (daemon.Part, error) {
-	var defs []pollfile.Definition
+// Redis answers, then applies the polls file, or else the given polls. A
+// disagreement ends the daemon: it is a wrong setting.
+func (b Base) Setup(pollsFile string, defs ...pollfile.Definition) (daemon.Part, error) {
 	if pollsFile != "" {
 		f, err := os.Open(pollsFile)
 		if err != nil {

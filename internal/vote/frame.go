@@ -7,6 +7,7 @@ import (
 	"encoding/base32"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -94,6 +95,22 @@ func ElementID(element []byte) string {
 	}
 	sum := sha1.Sum(element)
 	return "sha1:" + hex.EncodeToString(sum[:])
+}
+
+// ElementsDigest tells a run of elements from any other: it is the SHA-1 of
+// their headers, or of what has none. The scripts compute it in the same way.
+func ElementsDigest(elements []string) string {
+	h := sha1.New()
+	for _, e := range elements {
+		end := strings.IndexByte(e, '\n')
+		if end >= 0 && strings.HasPrefix(e, frameMagic) {
+			_, _ = io.WriteString(h, e[:end+1]) // a hash never fails
+			continue
+		}
+		sum := sha1.Sum([]byte(e))
+		_, _ = io.WriteString(h, hex.EncodeToString(sum[:])+"\n")
+	}
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // PollVotes is a number of votes of one poll.

@@ -89,6 +89,9 @@ type CountCommit struct {
 	// ElementIDs of the first and the last of them.
 	Elements    int
 	First, Last string
+	// Digest is the ElementsDigest of all of them. Without it, elements between
+	// the ends are taken for those that were read.
+	Digest string
 	// Dead are the places (from 0, ascending) of those no one can read.
 	Dead []int
 	// DeadVotes are the votes in them, as far as their headers tell.

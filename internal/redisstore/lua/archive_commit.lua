@@ -32,9 +32,13 @@ local n = tonumber(batch[3])
 if name(redis.call('LINDEX', KEYS[1], 0)) ~= batch[4] or name(redis.call('LINDEX', KEYS[1], n - 1)) ~= batch[5] then
   return redis.error_reply('ERR ' .. KEYS[1] .. ' does not begin with batch ' .. ARGV[1] .. ', which is fixed')
 end
+-- HINCRBY must not fail half-way: digits only, and far from 2^63.
+local function number(text)
+  return string.match(text, '^%d+$') and #text < 19
+end
 for i = 2, #ARGV, 2 do
   local had = redis.call('HGET', KEYS[2], ARGV[i])
-  if had and not string.match(had, '^%d+$') then
+  if had and not number(had) then
     return redis.error_reply('ERR ' .. KEYS[2] .. ' ' .. ARGV[i] .. ' is no number of votes')
   end
 end

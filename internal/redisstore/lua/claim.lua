@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Takes or keeps a shard, if it is free or one's own. Advisory: correctness
 -- never depends on it.
 --
@@ -7,6 +7,7 @@
 -- Returns 1 when the shard is the worker's, 0 when it is another's.
 --
 -- Twice: the second call renews what the first one took.
+-- allow-oom: a full Redis must still be drained, and who drains it claims first.
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then
   return 0

@@ -5,12 +5,17 @@
 -- KEYS 1 votes:{N}  2 archive:{N}  3 dead:{N}  4 ledger:{N}
 --      5... tally:{N}:<poll>, one for each counted poll
 -- ARGV 1 token      2 number of elements   3 id of the first   4 id of the last
---      5 number of dead elements D         6 number of ledger fields L
+--      5 digest of all of them, or ''
+--      6 number of dead elements D         7 number of ledger fields L
 --      then D places (from 0, ascending) of elements for the dead list
 --      then L times: ledger field, votes
 --      then for each tally: number of fields, and as many times: field, votes
 -- Returns {1, now ms} when it is done, {0, now ms} when the head had moved and
 -- nothing was changed.
+--
+-- The ends tell a frame from all others, but not one garbage element from its
+-- twin, nor a frame from the one that its flusher sent again, after a failover
+-- that took it, and that was decided otherwise. The digest of the headers does.
 --
 -- Twice: after the first time the head is another one, so the second changes
 -- nothing. The token of the last commit is kept, so that the second call gets
@@ -46,15 +51,30 @@ local n = tonumber(ARGV[2])
 if name(redis.call('LINDEX', KEYS[1], 0)) ~= ARGV[3] or name(redis.call('LINDEX', KEYS[1], n - 1)) ~= ARGV[4] then
   return { 0, now }
 end
+if ARGV[5] ~= '' then
+  local heads = {}
+  for from = 0, n - 1, 128 do
+    for _, element in ipairs(redis.call('LRANGE', KEYS[1], from, math.min(from + 128, n) - 1)) do
+      heads[#heads + 1] = string.match(element, '^P1 [^\n]*\n') or redis.sha1hex(element) .. '\n'
+    end
+  end
+  if redis.sha1hex(table.concat(heads)) ~= ARGV[5] then
+    return { 0, now }
+  end
+end
 
-local D, L = tonumber(ARGV[5]), tonumber(ARGV[6])
-local at = 6 + D
+-- HINCRBY must not fail half-way: digits only, and far from 2^63.
+local function number(text)
+  return string.match(text, '^%d+$') and #text < 19
+end
+local D, L = tonumber(ARGV[6]), tonumber(ARGV[7])
+local at = 7 + D
 local adds = {}
 local function add(key, count)
   for _ = 1, count do
     local field, votes = ARGV[at + 1], ARGV[at + 2]
     local had = redis.call('HGET', key, field)
-    if had and not string.match(had, '^%d+$') then
+    if had and not number(had) then
       return key .. ' ' .. field
     end
     adds[#adds + 1] = { key, field, votes }
@@ -79,7 +99,7 @@ redis.call('HSET', KEYS[4], 'last_commit', ARGV[1])
 redis.call('HINCRBY', KEYS[4], 'taken_elements', n)
 local d = 1
 for i = 0, n - 1 do
-  if d <= D and tonumber(ARGV[6 + d]) == i then
+  if d <= D and tonumber(ARGV[7 + d]) == i then
     d = d + 1
     redis.call('LMOVE', KEYS[1], KEYS[3], 'LEFT', 'RIGHT')
   else

@@ -25,19 +25,41 @@ local function name(element)
   end
   return 'sha1:' .. redis.sha1hex(element)
 end
--- Elements before it may have gone since, so it may have moved to the front.
-local index = math.min(tonumber(ARGV[2]), redis.call('LLEN', KEYS[1]) - 1)
-while index >= 0 and name(redis.call('LINDEX', KEYS[1], index)) ~= ARGV[1] do
-  index = index - 1
+-- Elements before it may have gone since, so it may have moved to the front:
+-- all the way, when a list is worked off in order.
+local function find()
+  local index = math.min(tonumber(ARGV[2]), redis.call('LLEN', KEYS[1]) - 1)
+  for _, i in ipairs({ index, 0 }) do
+    if i >= 0 and name(redis.call('LINDEX', KEYS[1], i)) == ARGV[1] then
+      return i
+    end
+  end
+  local stop = index - 1
+  while stop >= 0 do
+    local start = math.max(0, stop - 127)
+    local page = redis.call('LRANGE', KEYS[1], start, stop)
+    for i = #page, 1, -1 do
+      if name(page[i]) == ARGV[1] then
+        return start + i - 1
+      end
+    end
+    stop = start - 1
+  end
 end
-if index < 0 then
+local index = find()
+if not index then
   return 0
 end
+-- HINCRBY must not fail half-way: digits only, and far from 2^63.
+local dead = {}
 for i = 4, #ARGV, 2 do
   for _, what in ipairs({ 'dead:', 'dropped:' }) do
     local had = redis.call('HGET', KEYS[3], what .. ARGV[i])
-    if had and not string.match(had, '^%d+$') then
+    if had and not (string.match(had, '^%d+$') and #had < 19) then
       return redis.error_reply('ERR ' .. KEYS[3] .. ' ' .. what .. ARGV[i] .. ' is no number of votes')
+    end
+    if what == 'dead:' then
+      dead[i] = tonumber(had or '0')
     end
   end
 end
@@ -48,7 +70,9 @@ redis.call('LSET', KEYS[1], index, 'removed')
 redis.call('LREM', KEYS[1], 1, 'removed')
 redis.call('HINCRBY', KEYS[3], 'removed_dead', 1)
 for i = 4, #ARGV, 2 do
-  redis.call('HINCRBY', KEYS[3], 'dead:' .. ARGV[i], '-' .. ARGV[i + 1])
+  -- Votes whose header no one could read then were never counted as dead.
+  local votes = math.min(tonumber(ARGV[i + 1]), dead[i])
+  redis.call('HINCRBY', KEYS[3], 'dead:' .. ARGV[i], string.format('-%d', votes))
   if ARGV[3] == 'drop' then
     redis.call('HINCRBY', KEYS[3], 'dropped:' .. ARGV[i], ARGV[i + 1])
   end

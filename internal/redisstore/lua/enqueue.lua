@@ -34,7 +34,12 @@ if not record then
 end
 local seq = tonumber(ARGV[2])
 local lf = string.find(record, '\n', 1, true)
-if seq <= tonumber(string.sub(record, 1, lf - 1)) then
+local last = tonumber(string.sub(record, 1, lf - 1))
+if seq < last then
+  -- A late copy, whose sender has its answer. It must not get another frame's.
+  return redis.error_reply('ERR frame ' .. ARGV[1] .. '-' .. ARGV[2] .. ' is not the last of its flusher')
+end
+if seq == last then
   redis.call('PEXPIRE', KEYS[3], ARGV[3])
   return string.sub(record, lf + 1)
 end
@@ -90,11 +95,15 @@ for k = 1, K do
   end
 end
 
+-- HINCRBY must not fail half-way: digits only, and far from 2^63.
+local function number(text)
+  return string.match(text, '^%d+$') and #text < 19
+end
 local header, adds = {}, {}
 for p = 1, P do
   if outcome[p] == 'a' and left[p] > 0 then
     local had = redis.call('HGET', KEYS[2], fields[p])
-    if had and not string.match(had, '^%d+$') then
+    if had and not number(had) then
       return redis.error_reply('ERR ' .. KEYS[2] .. ' ' .. fields[p] .. ' is no number of votes')
     end
     header[#header + 1] = names[p] .. ':' .. string.format('%d', left[p])

@@ -1,12 +1,13 @@
-#!lua
+#!lua flags=allow-oom
 -- Says that a worker is alive, and lists the live ones of its role.
 --
 -- KEYS 1 members:{0}:<role>
 -- ARGV 1 worker   2 ms after which a silent worker is taken for gone
 --      3 '1' to stay, '0' to leave
--- Returns the live workers, in order of name.
+-- Returns the live workers.
 --
 -- Twice: the worker is listed once, or not at all.
+-- allow-oom: a full Redis must still be drained, by the workers listed here.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now - tonumber(ARGV[2])))
@@ -16,6 +17,4 @@ if ARGV[3] == '1' then
 else
   redis.call('ZREM', KEYS[1], ARGV[1])
 end
-local live = redis.call('ZRANGE', KEYS[1], 0, -1)
-table.sort(live)
-return live
+return redis.call('ZRANGE', KEYS[1], 0, -1)

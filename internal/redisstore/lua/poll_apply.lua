@@ -12,10 +12,19 @@
 -- What has happened stays: a poll that has opened does not become scheduled,
 -- and one that has closed does not open again, whatever file is applied later.
 -- Freezing gives the window an options key that no vote matches, so that no
--- vote comes in while the options change shard by shard.
+-- vote comes in while the options change shard by shard. The times stay as they
+-- were, so that freezing can be undone.
 --
 -- Twice: the second call finds what it wants to write and answers 'same' or
 -- 'kept'.
+local want = { 'hash', 'hash', 'hash', 'string' }
+for i, w in ipairs(want) do
+  local got = redis.call('TYPE', KEYS[i]).ok
+  if got ~= w and got ~= 'none' then
+    return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. got .. ', not a ' .. w)
+  end
+end
+
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local opens, closes = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -28,6 +37,10 @@ if old then
   if options ~= ARGV[5] and accepted > 0 then
     return { 'fixed', was_opens, was_closes, now }
   end
+  if ARGV[7] == '1' then
+    redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f %.0f frozen', was_opens, was_closes))
+    return { 'frozen', was_opens, was_closes, now }
+  end
   local kept = false
   if was_closes > 0 and was_closes <= now then
     kept = closes ~= was_closes
@@ -38,12 +51,10 @@ if old then
   end
   code = kept and 'kept' or 'changed'
 end
-local window = string.format('%.0f %.0f ', opens, closes)
 if ARGV[7] == '1' then
-  redis.call('HSET', KEYS[2], ARGV[1], window .. 'frozen')
-  return { 'frozen', opens, closes, now }
+  return { 'frozen', opens, closes, now } -- no window, no votes
 end
-window = window .. ARGV[5]
+local window = string.format('%.0f %.0f ', opens, closes) .. ARGV[5]
 if old == window and redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
   return { code == 'kept' and code or 'same', opens, closes, now }
 end

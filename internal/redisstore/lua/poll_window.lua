@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Opens or closes a poll by hand, on one shard, now.
 --
 -- KEYS 1 windows:{N}  2 pollsrev:{N}
@@ -7,6 +7,15 @@
 --      (a closed poll never opens again; nothing was done), 'unknown'.
 --
 -- Twice: the second call finds the poll open or closed, and answers 'same'.
+-- allow-oom: a poll can be closed whatever the memory.
+local want = { 'hash', 'string' }
+for i, w in ipairs(want) do
+  local got = redis.call('TYPE', KEYS[i]).ok
+  if got ~= w and got ~= 'none' then
+    return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. got .. ', not a ' .. w)
+  end
+end
+
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local window = redis.call('HGET', KEYS[1], ARGV[1])

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"paredao/internal/audit"
+	"paredao/internal/blobstore"
+	"paredao/internal/redisstore"
+	"paredao/internal/vote"
+)
+
+func (a *app) auditCommand() *cobra.Command {
+	var recount bool
+	c := &cobra.Command{
+		Use:   "audit [POLL…]",
+		Short: "Prove that every accepted vote was counted exactly once",
+		Long: `Checks, per poll and shard, at one instant of each shard:
+
+  accepted = counted + queued + dead + dropped
+  counted  = archived + awaiting archive
+  counted  = the sum of the tally
+
+queued, dead and awaiting archive are counted in the frames themselves. With
+--recount every row of the archive is read as well, and each option's tally is
+compared with it.
+
+Exit code 3: something does not add up; what, is said on standard output.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withStore(cmd.Context(), func(s *redisstore.Store) error {
+				polls, err := auditedPolls(cmd, s, args)
+				if err != nil {
+					return err
+				}
+				p := audit.Params{Source: s, Shards: s.Shards(), Polls: polls}
+				if !recount {
+					return a.runAudit(cmd, p)
+				}
+				return a.withArchive(cmd.Context(), func(b blobstore.Store) error {
+					bar := newBar(cmd.ErrOrStderr(), "recounting")
+					p.Recount, p.Blobs, p.Progress = true, b, bar.progress
+					defer bar.finish()
+					return a.runAudit(cmd, p)
+				})
+			})
+		},
+	}
+	c.Flags().BoolVar(&recount, "recount", false, "also read the whole archive and compare each option")
+	return c
+}
+
+func auditedPolls(cmd *cobra.Command, s *redisstore.Store, ids []string) ([]string, error) {
+	if len(ids) == 0 {
+		return s.PollIDs(cmd.Context())
+	}
+	for _, id := range ids {
+		if _, err := s.Poll(cmd.Context(), id); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
+func (a *app) runAudit(cmd *cobra.Command, p audit.Params) error {
+	report, err := audit.Audit(cmd.Context(), p)
+	if err != nil {
+		return fmt.Errorf("the audit could not be done: %w", err)
+	}
+	if err := a.writeAudit(cmd.OutOrStdout(), report); err != nil {
+		return err
+	}
+	if !report.OK() {
+		return &exitError{exitDifference, fmt.Errorf("the audit found %d differences, the first: %s",
+			len(report.Differences), describe(report.Differences[0]))}
+	}
+	return nil
+}
+
+func (a *app) writeAudit(w io.Writer, r *audit.Report) error {
+	s := &sheet{head: []string{
+		"poll", "accepted", "counted", "queued", "dead", "dropped", "archived", "awaiting_archive", "recounted", "ok",
+	}}
+	for _, p := range r.Polls {
+		recounted := ""
+		if p.Recounted != nil {
+			recounted = itoa(*p.Recounted)
+		}
+		s.add(p.Poll, itoa(p.Accepted), itoa(p.Counted), itoa(p.Queued), itoa(p.Dead), itoa(p.Dropped),
+			itoa(p.Archived), itoa(p.Awaiting), recounted, fmt.Sprint(p.OK))
+	}
+	if err := a.write(w, r, s); err != nil || a.output != "table" {
+		return err
+	}
+	for _, d := range r.Differences {
+		if _, err := fmt.Fprintln(w, "DIFFERENCE: "+describe(d)); err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+	}
+	verdict := "Everything adds up."
+	if !r.OK() {
+		verdict = "It does not add up."
+	}
+	_, err := fmt.Fprintf(w, "%s As of %s.\n", verdict, r.AsOf.Format(time.RFC3339Nano))
+	return err
+}
+
+// describe says a difference on one line.
+func describe(d audit.Difference) string {
+	text := fmt.Sprintf("shard %d: %s", d.Shard, d.What)
+	if d.Poll != "" {
+		text = "poll " + d.Poll + ", " + text
+	}
+	if len(d.Frames) > 0 {
+		text += ": " + strings.Join(d.Frames[:min(len(d.Frames), 10)], " ")
+		if len(d.Frames) > 10 {
+			text += " … (-o json names all)"
+		}
+	}
+	return text
+}
+
+func (a *app) recountCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "recount [POLL…]",
+		Short: "Count the votes again from the archive alone",
+		Long: `Counts the votes again from the archive alone, reading every row. It needs no
+Redis. A frame that was archived twice is counted once. Votes that are not yet
+archived are not in it.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withArchive(cmd.Context(), func(b blobstore.Store) error {
+				bar := newBar(cmd.ErrOrStderr(), "recounting")
+				totals, err := audit.Recount(cmd.Context(), b, args, bar.progress)
+				bar.finish()
+				if err != nil {
+					return fmt.Errorf("the recount could not be done: %w", err)
+				}
+				if totals.Batches == 0 {
+					return fmt.Errorf("the archive at %s (--archive-url) holds no batches", b)
+				}
+				for _, id := range args {
+					if totals.Votes[id] == nil {
+						return fmt.Errorf("poll %s has no votes in the archive at %s: %w", id, b, vote.ErrPollNotFound)
+					}
+				}
+				return a.writeRecount(cmd.OutOrStdout(), totals)
+			})
+		},
+	}
+}
+
+// recounted is a poll's totals in the archive.
+type recounted struct {
+	Poll    string            `json:"poll"`
+	Total   int64             `json:"total"`
+	Options []recountedOption `json:"options"`
+}
+
+type recountedOption struct {
+	ID      string       `json:"id"`
+	Votes   int64        `json:"votes"`
+	Percent vote.Percent `json:"percent"`
+}
+
+func (a *app) writeRecount(w io.Writer, t *audit.Totals) error {
+	out := []recounted{}
+	s := &sheet{head: []string{"poll", "option", "votes", "percent"}}
+	for _, poll := range slices.Sorted(maps.Keys(t.Votes)) {
+		r := recounted{Poll: poll}
+		options := slices.Sorted(maps.Keys(t.Votes[poll]))
+		votes := make([]int64, len(options))
+		for i, o := range options {
+			votes[i] = t.Votes[poll][o]
+			r.Total += votes[i]
+		}
+		for i, percent := range vote.Percentages(votes) {
+			r.Options = append(r.Options, recountedOption{options[i], votes[i], percent})
+			s.add(poll, options[i], itoa(votes[i]), percent.String())
+		}
+		out = append(out, r)
+	}
+	if err := a.write(w, out, s); err != nil || a.output != "table" {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%d batches, %d objects, %d frames; %d frames were archived more than once and counted once.\n",
+		t.Batches, t.Objects, t.Frames, t.Repeated)
+	return err
+}
+
+// bar shows progress on a terminal, and nothing elsewhere.
+type bar struct{ b *progressbar.ProgressBar }
+
+func newBar(w io.Writer, what string) *bar {
+	if !isTerminal(w) {
+		return &bar{}
+	}
+	return &bar{progressbar.NewOptions64(1, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(what),
+		progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString("votes"),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())}
+}
+
+func (b *bar) progress(done, total int64) {
+	if b.b == nil {
+		return
+	}
+	b.b.ChangeMax64(total)
+	_ = b.b.Set64(done) // a bar that can't be drawn stops nothing
+}
+
+func (b *bar) finish() {
+	if b.b != nil {
+		_ = b.b.Finish()
+	}
+}

@@ -1,0 +1,197 @@
+package child
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Spec says what to run.
+type Spec struct {
+	// Name is for errors; Path the binary.
+	Name, Path string
+	Args       []string
+	// Env is added to the parent's environment.
+	Env []string
+}
+
+// Child is a process that was started. Its methods may be called at any time,
+// also after its end.
+type Child struct {
+	spec Spec
+	cmd  *exec.Cmd
+	log  *Log
+	done chan struct{}
+}
+
+// Start starts a process in a process group of its own, so that a Ctrl-C in the
+// terminal reaches the parent alone.
+func Start(s Spec) (*Child, error) {
+	cmd := exec.Command(s.Path, s.Args...)
+	cmd.Env = append(cmd.Environ(), s.Env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	c := &Child{spec: s, cmd: cmd, log: newLog(), done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = c.log, c.log
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Name, err)
+	}
+	go func() {
+		_ = cmd.Wait() // ExitCode tells how it ended
+		c.log.end()
+		close(c.done)
+	}()
+	return c, nil
+}
+
+// Name is the spec's name, and the process id.
+func (c *Child) Name() string { return fmt.Sprintf("%s (pid %d)", c.spec.Name, c.Pid()) }
+
+// Pid is the process id.
+func (c *Child) Pid() int { return c.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (c *Child) Done() <-chan struct{} { return c.done }
+
+// Log is what the process has printed so far, or the end of it.
+func (c *Child) Log() *Log { return c.log }
+
+// Signal sends a signal; that the process has ended is no error.
+func (c *Child) Signal(s syscall.Signal) error {
+	if err := c.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("%v to %s: %w", s, c.Name(), err)
+	}
+	return nil
+}
+
+// Kill ends the process as kill -9 does, and returns when it is gone.
+func (c *Child) Kill() {
+	_ = c.cmd.Process.Kill() // it may have ended
+	<-c.done
+}
+
+// Term asks the process to end and returns its exit code. When ctx is done
+// before, the process is killed and the error says so.
+func (c *Child) Term(ctx context.Context) (int, error) {
+	if err := c.Signal(syscall.SIGTERM); err != nil {
+		return -1, err
+	}
+	select {
+	case <-c.done:
+		return c.ExitCode(), nil
+	case <-ctx.Done():
+		c.Kill()
+		return -1, fmt.Errorf("%s did not end after SIGTERM: %w", c.Name(), ctx.Err())
+	}
+}
+
+// ExitCode is the exit code after the end; -1 before, or after a signal.
+func (c *Child) ExitCode() int {
+	select {
+	case <-c.done:
+		return c.cmd.ProcessState.ExitCode()
+	default:
+		return -1
+	}
+}
+
+// Admin is the admin address that the process says it listens on.
+func (c *Child) Admin(ctx context.Context) (string, error) { return c.addr(ctx, "admin listens") }
+
+// Public is the address that the api says it takes votes on.
+func (c *Child) Public(ctx context.Context) (string, error) { return c.addr(ctx, "api takes votes") }
+
+func (c *Child) addr(ctx context.Context, message string) (string, error) {
+	line, err := c.log.Await(ctx, message)
+	if err != nil {
+		return "", fmt.Errorf("%s did not say %q: %w; it said:\n%s", c.Name(), message, err, c.log)
+	}
+	addr := field(line, "addr")
+	if addr == "" {
+		return "", fmt.Errorf("%s: no addr in its line %q", c.Name(), line)
+	}
+	return addr, nil
+}
+
+// Ready waits until the process says that it is ready.
+func (c *Child) Ready(ctx context.Context) error {
+	admin, err := c.Admin(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		_, err := get(ctx, "http://"+admin+"/readyz")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w (%w)", c.Name(), err, ctx.Err())
+		case <-c.done:
+			return fmt.Errorf("%s ended with %d: %s", c.Name(), c.ExitCode(), c.log)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Metric adds up the samples of a metric whose labels contain all of labels,
+// like `reason="unreadable"`.
+func (c *Child) Metric(ctx context.Context, name string, labels ...string) (float64, error) {
+	admin, err := c.Admin(ctx)
+	if err != nil {
+		return 0, err
+	}
+	text, err := get(ctx, "http://"+admin+"/metrics")
+	if err != nil {
+		return 0, fmt.Errorf("metrics of %s: %w", c.Name(), err)
+	}
+	var sum float64
+	for line := range strings.Lines(text) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), name)
+		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		at := strings.LastIndexByte(rest, ' ')
+		value, err := strconv.ParseFloat(rest[at+1:], 64)
+		if err != nil {
+			return 0, fmt.Errorf("metrics of %s: line %q", c.Name(), line)
+		}
+		has := true
+		for _, l := range labels {
+			has = has && strings.Contains(rest[:at], l)
+		}
+		if has {
+			sum += value
+		}
+	}
+	return sum, nil
+}
+
+func get(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	// A connection of its own: none is left over for a process that restarts on
+	// the same address.
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s", resp.Status, strings.TrimSpace(string(body)))
+	}
+	return string(body), nil
+}

@@ -1,0 +1,167 @@
+package ledger
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/google/uuid"
+)
+
+// Record is what a client has sent and been answered. It takes 16 bytes for an
+// acked vote and nothing for another, so ten million fit well into a gigabyte.
+type Record struct {
+	choices []Choice
+	entries []entry
+	sent    atomic.Int64
+	acked   atomic.Int64
+	refused atomic.Int64
+
+	mu sync.Mutex
+	// answers counts the answers that were neither 202 nor the first attempt's
+	// success, by what they were: "503 queue-unavailable", "timeout".
+	answers map[string]int64
+	wrong   []string
+	wrongs  int64
+}
+
+// entry is the record of one choice.
+type entry struct {
+	mu                                 sync.Mutex
+	sent, refused, replayed, unsettled int64
+	acked                              int64
+	ids                                [][]uuid.UUID // in pieces, so that growing copies nothing
+}
+
+// Sums are a choice's numbers. Sent = Acked + Refused + Unsettled once the
+// client has ended.
+type Sums struct {
+	// Sent votes, however often each was repeated.
+	Sent int64 `json:"sent"`
+	// Acked votes were answered 202; Replayed are those of them whose answer
+	// said that an earlier attempt had been taken.
+	Acked    int64 `json:"acked"`
+	Replayed int64 `json:"replayed"`
+	Refused  int64 `json:"refused"`
+	// Unsettled votes still had no answer when the client gave up.
+	Unsettled int64 `json:"unsettled"`
+}
+
+const (
+	idsPiece   = 8192
+	maxAnswers = 200
+	maxWrong   = 10
+)
+
+// NewRecord returns an empty record for the choices.
+func NewRecord(choices []Choice) *Record {
+	return &Record{choices: slices.Clone(choices), entries: make([]entry, len(choices)), answers: map[string]int64{}}
+}
+
+// Choices are those of the client.
+func (r *Record) Choices() []Choice { return r.choices }
+
+// Sent, Acked and Refused are the numbers of votes so far.
+func (r *Record) Sent() int64 { return r.sent.Load() }
+
+// Acked is the number of votes answered 202 so far.
+func (r *Record) Acked() int64 { return r.acked.Load() }
+
+// Refused is the number of votes answered 4xx so far.
+func (r *Record) Refused() int64 { return r.refused.Load() }
+
+// Sums are a choice's numbers so far.
+func (r *Record) Sums(choice int) Sums {
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return Sums{Sent: e.sent, Acked: e.acked, Replayed: e.replayed, Refused: e.refused, Unsettled: e.unsettled}
+}
+
+// Answers counts the answers that settled nothing, and the refusals, by what
+// they were.
+func (r *Record) Answers() map[string]int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.answers)
+}
+
+// Wrong is the number of acknowledgements for another vote than the one sent,
+// and examples of them.
+func (r *Record) Wrong() (int64, []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.wrongs, slices.Clone(r.wrong)
+}
+
+func (r *Record) addSent(choice int) {
+	r.sent.Add(1)
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sent++
+}
+
+func (r *Record) addAcked(choice int, id uuid.UUID, replayed bool) {
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if n := len(e.ids); n == 0 || len(e.ids[n-1]) == idsPiece {
+		e.ids = append(e.ids, make([]uuid.UUID, 0, idsPiece))
+	}
+	last := &e.ids[len(e.ids)-1]
+	*last = append(*last, id)
+	e.acked++
+	if replayed {
+		e.replayed++
+	}
+	r.acked.Add(1)
+}
+
+func (r *Record) addRefused(choice int) {
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.refused++
+	r.refused.Add(1)
+}
+
+func (r *Record) addUnsettled(choice int) {
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unsettled++
+}
+
+func (r *Record) addAnswer(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.answers[what]; !known && len(r.answers) >= maxAnswers {
+		what = "other"
+	}
+	r.answers[what]++
+}
+
+func (r *Record) addWrong(what string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wrongs++
+	if len(r.wrong) < maxWrong {
+		r.wrong = append(r.wrong, what)
+	}
+}
+
+// sorted returns the ids of a choice's acked votes, in order.
+func (r *Record) sorted(choice int) []uuid.UUID {
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ids := make([]uuid.UUID, 0, e.acked)
+	for _, piece := range e.ids {
+		ids = append(ids, piece...)
+	}
+	slices.SortFunc(ids, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
+	return ids
+}
