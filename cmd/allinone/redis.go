@@ -81,7 +81,11 @@ func startRedis(ctx context.Context, dir string, log *slog.Logger) (*redisServer
 		return nil, errors.Join(err, r.stop())
 	}
 	file := filepath.Join(dir, "redis.url")
-	if err := os.WriteFile(file, []byte(r.url+"\n"), 0o600); err != nil {
+	text := r.url + "\n"
+	if r.embedded {
+		text += "embedded\n" // it takes scripts in another form, see redisstore.Options
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("data: %w", err), r.stop())
 	}
 	r.clean = append(r.clean, func() error { return os.Remove(file) })

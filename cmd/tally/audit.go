@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -94,7 +95,7 @@ func (a *app) writeAudit(w io.Writer, r *audit.Report) error {
 			recounted = itoa(*p.Recounted)
 		}
 		s.add(p.Poll, itoa(p.Accepted), itoa(p.Counted), itoa(p.Queued), itoa(p.Dead), itoa(p.Dropped),
-			itoa(p.Archived), itoa(p.Awaiting), recounted, fmt.Sprint(p.OK))
+			itoa(p.Archived), itoa(p.Awaiting), recounted, strconv.FormatBool(p.OK))
 	}
 	if err := a.write(w, r, s); err != nil || a.output != "table" {
 		return err

@@ -132,14 +132,16 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 // withStore opens Redis for a command and says what to do when it is down.
 func (a *app) withStore(ctx context.Context, f func(s *redisstore.Store) error) (err error) {
 	cfg := a.cfg.Redis
+	options := redisstore.Options{URL: cfg.URL.Reveal(), PasswordFile: cfg.PasswordFile, Shards: cfg.Shards}
 	if !cfg.URLSet {
-		if url, ok := allinoneURL(); ok {
+		if url, embedded, ok := allinoneURL(); ok {
 			cfg.URL = url
+			options.URL, options.PasswordFile, options.Embedded = url.Reveal(), "", embedded
 		}
 	}
-	s, err := service.OpenStore(cfg)
+	s, err := redisstore.Open(options)
 	if err != nil {
-		return err
+		return config.Usagef("%v", err)
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
 	if err := s.SameShards(ctx); err != nil {
@@ -165,15 +167,16 @@ func unreachable(c config.Redis, err error) error {
 // allinoneFile is where an allinone says how its Redis is reached.
 const allinoneFile = "data/redis.url"
 
-// allinoneURL finds the Redis of an allinone that runs in this folder.
-func allinoneURL() (config.RedisURL, bool) {
+// allinoneURL finds the Redis of an allinone that runs in this folder, and
+// whether it is an embedded one.
+func allinoneURL() (url config.RedisURL, embedded, ok bool) {
 	b, err := os.ReadFile(filepath.FromSlash(allinoneFile))
 	if err != nil {
-		return config.RedisURL{}, false
+		return url, false, false
 	}
-	url, err := config.ParseRedisURL(strings.TrimSpace(string(b)))
-	if err != nil {
-		return config.RedisURL{}, false
+	text, kind, _ := strings.Cut(string(b), "\n")
+	if url, err = config.ParseRedisURL(text); err != nil {
+		return url, false, false
 	}
 	// The file outlives an allinone that was killed: see whether it lives.
 	network, addr := "tcp", ""
@@ -184,10 +187,10 @@ func allinoneURL() (config.RedisURL, bool) {
 	}
 	c, err := net.DialTimeout(network, addr, time.Second)
 	if err != nil {
-		return config.RedisURL{}, false
+		return url, false, false
 	}
 	_ = c.Close() // it was only a question
-	return url, true
+	return url, strings.TrimSpace(kind) == "embedded", true
 }
 
 // withArchive opens the archive for a command.

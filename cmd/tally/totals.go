@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -82,7 +83,7 @@ func (a *app) writeTotals(w io.Writer, results []vote.PollResults, rates map[str
 		s := &sheet{head: []string{"poll", "title", "status", "final", "as_of", "total", "pending", "option", "name", "votes", "percent"}}
 		for _, r := range results {
 			for _, o := range r.Options {
-				s.add(r.Poll, r.Title, string(r.Status), fmt.Sprint(r.Final), r.AsOf.Format(time.RFC3339Nano),
+				s.add(r.Poll, r.Title, string(r.Status), strconv.FormatBool(r.Final), r.AsOf.Format(time.RFC3339Nano),
 					itoa(r.Total), itoa(r.Pending), o.ID, o.Name, itoa(o.Votes), o.Percent.String())
 			}
 		}
@@ -141,7 +142,7 @@ func (a *app) watch(ctx context.Context, w io.Writer, s *redisstore.Store, ids [
 	for {
 		results, err := readTotals(ctx, s, ids)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // Ctrl-C is how a watch ends
 		}
 		if err != nil {
 			return err

@@ -94,51 +94,78 @@ func (m *Manifest) Encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// ParseManifest reads a manifest and checks that its parts agree.
+// ErrDamaged says that what is stored is not what was written.
+var ErrDamaged = errors.New("damaged")
+
+// ParseManifest reads a manifest and checks that its parts agree. Its error is
+// ErrDamaged.
 func ParseManifest(b []byte) (*Manifest, error) {
 	m := &Manifest{}
 	if err := json.Unmarshal(b, m); err != nil {
-		return nil, fmt.Errorf("manifest: %w", err)
+		return nil, fmt.Errorf("manifest: %w: %w", ErrDamaged, err)
 	}
 	if m.Version != manifestVersion {
-		return nil, fmt.Errorf("manifest: version %d; this program reads %d", m.Version, manifestVersion)
+		return nil, fmt.Errorf("manifest: %w: version %d; this program reads %d", ErrDamaged, m.Version, manifestVersion)
 	}
-	var rows int64
-	for _, o := range m.Objects {
-		rows += o.Rows
-		if err := o.check(len(m.Frames)); err != nil {
-			return nil, fmt.Errorf("manifest of batch %s: object %s: %w", m.Batch, o.Name, err)
-		}
-	}
-	if rows != m.Votes {
-		return nil, fmt.Errorf("manifest of batch %s: %d votes, but its objects have %d", m.Batch, m.Votes, rows)
-	}
-	for _, id := range m.Frames {
-		if _, err := vote.ParseFrameID(id); err != nil {
-			return nil, fmt.Errorf("manifest of batch %s: %w", m.Batch, err)
-		}
+	if err := m.check(); err != nil {
+		return nil, fmt.Errorf("manifest of batch %.80q: %w: %w", m.Batch, ErrDamaged, err)
 	}
 	return m, nil
 }
 
-func (o *ManifestObject) check(frames int) error {
-	var rows, votes int64
-	last := int64(-1)
-	for _, f := range o.FrameRows {
-		if f[0] <= last || f[0] >= int64(frames) || f[1] < 1 {
-			return errors.New("frame_rows are out of order")
+func (m *Manifest) check() error {
+	for _, id := range m.Frames {
+		if _, err := vote.ParseFrameID(id); err != nil {
+			return err
 		}
-		last = f[0]
-		rows += f[1]
 	}
-	for _, n := range o.Votes {
-		votes += n
+	if n := len(m.Frames); n == 0 || m.Batch != BatchID(vote.ArchiveBatch{
+		Shard: m.Shard, Sequence: m.Sequence, Elements: n, First: m.Frames[0], Last: m.Frames[n-1],
+	}) {
+		return errors.New("it is not named after its frames")
 	}
-	if rows != o.Rows || votes != o.Rows {
-		return fmt.Errorf("%d rows, but %d by frame and %d by option", o.Rows, rows, votes)
+	left, last := m.Votes, ""
+	for _, o := range m.Objects {
+		if err := o.check(len(m.Frames)); err != nil {
+			return fmt.Errorf("object %.200q: %w", o.Name, err)
+		}
+		if o.Name <= last || !strings.HasPrefix(o.Name, VotesRoot+"poll="+o.Poll+"/") ||
+			!strings.HasSuffix(o.Name, "/"+m.Batch+".parquet") {
+			return fmt.Errorf("object %.200q stands twice, or belongs elsewhere", o.Name)
+		}
+		last = o.Name
+		if left -= o.Rows; left < 0 {
+			break
+		}
 	}
+	if left != 0 {
+		return fmt.Errorf("it says %d votes, but its objects have others", m.Votes)
+	}
+	return nil
+}
+
+// check never adds up more than Rows says, so no sum can overflow.
+func (o *ManifestObject) check(frames int) error {
 	if !vote.ValidID(o.Poll) {
 		return fmt.Errorf("poll %.80q", o.Poll)
+	}
+	byFrame, last := o.Rows, int64(-1)
+	for _, f := range o.FrameRows {
+		if f[0] <= last || f[0] >= int64(frames) || f[1] < 1 || f[1] > byFrame {
+			return errors.New("frame_rows are out of order, or more than rows")
+		}
+		last = f[0]
+		byFrame -= f[1]
+	}
+	byOption := o.Rows
+	for _, n := range o.Votes {
+		if n < 0 || n > byOption {
+			return errors.New("votes are more than rows")
+		}
+		byOption -= n
+	}
+	if byFrame != 0 || byOption != 0 {
+		return fmt.Errorf("of %d rows, %d are of no frame and %d of no option", o.Rows, byFrame, byOption)
 	}
 	return nil
 }
@@ -146,7 +173,7 @@ func (o *ManifestObject) check(frames int) error {
 // ReadManifest reads a manifest from an object.
 func ReadManifest(o vote.Object) (*Manifest, error) {
 	if o.Size() > MaxManifestBytes {
-		return nil, fmt.Errorf("manifest: %d bytes, at most %d are read", o.Size(), MaxManifestBytes)
+		return nil, fmt.Errorf("manifest: %w: %d bytes, at most %d are read", ErrDamaged, o.Size(), MaxManifestBytes)
 	}
 	b := make([]byte, o.Size())
 	if _, err := io.ReadFull(io.NewSectionReader(o, 0, o.Size()), b); err != nil {

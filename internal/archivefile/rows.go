@@ -98,8 +98,24 @@ type Run struct {
 
 // Count adds up the rows of an object by poll and option, reading only the
 // columns it needs. runs say which rows to pass over; they must cover all rows.
-func Count(o vote.Object, runs []Run, add func(poll, field string, votes int64)) error {
-	f, err := parquet.OpenFile(o, o.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+// ErrDamaged says that the object is not what was written; another error, that
+// it could not be read.
+func Count(o vote.Object, runs []Run, add func(poll, field string, votes int64)) (err error) {
+	src := &source{Object: o}
+	defer func() {
+		// The Parquet reader may panic on bytes that no writer wrote.
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+		switch {
+		case err == nil:
+		case src.failed != nil:
+			err = fmt.Errorf("read: %w", src.failed)
+		default:
+			err = fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+	}()
+	f, err := parquet.OpenFile(src, o.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 	if err != nil {
 		return fmt.Errorf("open Parquet: %w", err)
 	}
@@ -122,6 +138,22 @@ func Count(o vote.Object, runs []Run, add func(poll, field string, votes int64))
 		}
 	}
 	return nil
+}
+
+// source remembers that a read failed, so that a store which is away does not
+// pass for a damaged object.
+type source struct {
+	vote.Object
+	failed error
+}
+
+// ReadAt implements io.ReaderAt.
+func (s *source) ReadAt(p []byte, off int64) (int, error) {
+	n, err := s.Object.ReadAt(p, off)
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.failed = err
+	}
+	return n, err
 }
 
 // counter counts the rows of an object, row group by row group.

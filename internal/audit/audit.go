@@ -88,6 +88,11 @@ func Audit(ctx context.Context, p Params) (*Report, error) {
 			return nil, err
 		}
 	}
+	// A difference of no poll in particular is one of every poll.
+	for i := range report.Polls {
+		id := report.Polls[i].Poll
+		report.Polls[i].OK = !slices.ContainsFunc(report.Differences, func(d Difference) bool { return d.Poll == id || d.Poll == "" })
+	}
 	return report, nil
 }
 
@@ -116,16 +121,23 @@ func (a *auditor) run(ctx context.Context) error {
 		}
 	}
 	for _, id := range a.p.Polls {
-		poll := a.polls[id]
-		poll.OK = !slices.ContainsFunc(a.report.Differences, func(d Difference) bool { return d.Poll == id || d.Poll == "" })
-		a.report.Polls = append(a.report.Polls, *poll)
+		a.report.Polls = append(a.report.Polls, *a.polls[id])
 	}
 	return nil
 }
 
 func (a *auditor) differ(shard int, poll, format string, args ...any) {
-	a.report.Differences = append(a.report.Differences,
-		Difference{Poll: poll, Shard: shard, What: fmt.Sprintf(format, args...)})
+	a.note(Difference{Poll: poll, Shard: shard, What: fmt.Sprintf(format, args...)})
+}
+
+// note adds a difference. One of the archive is met once for each group of
+// polls, and named once.
+func (a *auditor) note(d Difference) {
+	if !slices.ContainsFunc(a.report.Differences, func(o Difference) bool {
+		return o.Poll == d.Poll && o.Shard == d.Shard && o.What == d.What
+	}) {
+		a.report.Differences = append(a.report.Differences, d)
+	}
 }
 
 // conservation checks the equations of one shard.
@@ -169,7 +181,9 @@ func (a *auditor) recount(ctx context.Context, snaps []*shardSnapshot) error {
 	if err != nil {
 		return err
 	}
-	c := &recounter{blobs: a.p.Blobs, polls: a.p.Polls, seen: frameSet{}, progress: a.p.Progress, total: plan.votes}
+	c := &recounter{blobs: a.p.Blobs, polls: a.p.Polls, seen: frameSet{}, progress: a.p.Progress, total: plan.votes,
+		damaged: func(shard int, err error) { a.differ(shard, "", "archive: %v", err) }}
+	repeated := 0
 	for shard, snap := range snaps {
 		totals := newTotals()
 		for _, name := range plan.known[shard] {
@@ -181,9 +195,11 @@ func (a *auditor) recount(ctx context.Context, snaps []*shardSnapshot) error {
 				return err
 			}
 		}
-		a.report.Repeated += totals.Repeated
+		repeated += totals.Repeated
 		a.compare(snap, totals)
 	}
+	// Each group of polls reads the same frames.
+	a.report.Repeated = max(a.report.Repeated, repeated)
 	// Only now are all known frames seen.
 	for shard, names := range plan.unknown {
 		for _, name := range names {
@@ -226,6 +242,10 @@ func (a *auditor) plan(ctx context.Context, snaps []*shardSnapshot) (plan, error
 		for _, sequence := range list {
 			name := archivefile.ManifestName(shard, sequence)
 			m, err := readManifest(ctx, a.p.Blobs, name)
+			if err != nil && isDamage(err) {
+				a.differ(shard, "", "archive: %v", err)
+				continue
+			}
 			if err != nil {
 				return p, err
 			}
@@ -290,9 +310,7 @@ func (a *auditor) ahead(ctx context.Context, shard int, name string, seen frameS
 	}
 	what := fmt.Sprintf("batch %s is in the archive, but Redis does not know it: %d of its %d frames are nowhere in Redis",
 		m.Batch, len(frames), len(m.Frames))
-	if !slices.ContainsFunc(a.report.Differences, func(d Difference) bool { return d.What == what }) {
-		a.report.Differences = append(a.report.Differences, Difference{Shard: shard, Frames: frames, What: what})
-	}
+	a.note(Difference{Shard: shard, Frames: frames, What: what})
 	return nil
 }
 
@@ -339,8 +357,8 @@ func trySnapshot(ctx context.Context, src Source, shard int, polls []string, kee
 		return nil, err
 	}
 	defer codec.Close()
-	queue := &listReader{codec: codec}
-	archive := &listReader{codec: codec}
+	queue := &listReader{codec: codec, options: keepIDs}
+	archive := &listReader{codec: codec, options: keepIDs}
 	dead := &listReader{codec: codec, headersOnly: true}
 	first := true
 	for {
@@ -389,6 +407,7 @@ func trySnapshot(ctx context.Context, src Source, shard int, polls []string, kee
 type listReader struct {
 	codec       *vote.Codec
 	headersOnly bool
+	options     bool // keep what the votes are for
 	head        int64
 	elements    []element // from head on
 }
@@ -430,8 +449,14 @@ func (r *listReader) read(b []byte) element {
 		h, _, err := vote.ParseHeader(b)
 		return element{id: h.ID, readable: err == nil, polls: h.Polls}
 	}
-	options := map[string]vote.Tally{}
+	var options map[string]vote.Tally
+	if r.options {
+		options = map[string]vote.Tally{}
+	}
 	h, err := r.codec.Read(b, func(v *vote.RawVote) {
+		if options == nil {
+			return
+		}
 		t := options[string(v.Poll)]
 		if t == nil {
 			t = vote.Tally{}
@@ -443,15 +468,8 @@ func (r *listReader) read(b []byte) element {
 		// As the consumer will: by its header, if it has one.
 		return element{polls: h.Polls}
 	}
-	e := element{id: h.ID, readable: true, options: options}
-	for poll, t := range options {
-		var n int64
-		for _, votes := range t {
-			n += votes
-		}
-		e.polls = append(e.polls, vote.PollVotes{Poll: poll, Votes: n})
-	}
-	return e
+	// Read has counted the votes: they are what the header says.
+	return element{id: h.ID, readable: true, polls: h.Polls, options: options}
 }
 
 func (r *listReader) sum() listSum {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
+	"maps"
 	"slices"
 
 	"paredao/internal/archivefile"
@@ -104,7 +104,7 @@ func readManifest(ctx context.Context, blobs Blobs, name string) (*archivefile.M
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if m.Shard != shard || m.Sequence != sequence {
-		return nil, fmt.Errorf("%s: it is the manifest of batch %s", name, m.Batch)
+		return nil, fmt.Errorf("%s: %w: it is the manifest of batch %s", name, archivefile.ErrDamaged, m.Batch)
 	}
 	return m, nil
 }
@@ -117,6 +117,15 @@ type recounter struct {
 	progress Progress
 	done     int64
 	total    int64
+	// damaged is told of an object that is missing or damaged, and the count
+	// goes on; without it the count ends there.
+	damaged func(shard int, err error)
+}
+
+// isDamage tells whether the archive is not what was written, and not just out
+// of reach.
+func isDamage(err error) bool {
+	return errors.Is(err, archivefile.ErrDamaged) || errors.Is(err, vote.ErrObjectNotFound)
 }
 
 // batch counts the objects of a batch into out.
@@ -138,9 +147,14 @@ func (r *recounter) batch(ctx context.Context, m *archivefile.Manifest, out *Tot
 		if !wanted(r.polls, o.Poll) {
 			continue
 		}
-		if err := r.object(ctx, o, repeated, out); err != nil {
-			return fmt.Errorf("%s: %w", o.Name, err)
+		err := r.object(ctx, o, repeated, out)
+		if err == nil {
+			continue
 		}
+		if err = fmt.Errorf("%s: %w", o.Name, err); r.damaged == nil || !isDamage(err) {
+			return err
+		}
+		r.damaged(m.Shard, err)
 	}
 	return nil
 }
@@ -152,27 +166,38 @@ func (r *recounter) object(ctx context.Context, o archivefile.ManifestObject, re
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if f.Size() != o.Bytes {
-		return fmt.Errorf("the object has %d bytes, its manifest says %d: %w", f.Size(), o.Bytes, io.ErrUnexpectedEOF)
+		return fmt.Errorf("%w: the object has %d bytes, its manifest says %d", archivefile.ErrDamaged, f.Size(), o.Bytes)
 	}
 	runs := make([]archivefile.Run, len(o.FrameRows))
+	whole := true
 	for i, fr := range o.FrameRows {
 		runs[i] = archivefile.Run{Rows: fr[1], Skip: repeated[fr[0]]}
+		whole = whole && !repeated[fr[0]]
 	}
+	got := vote.Tally{}
 	var foreign error
 	err = archivefile.Count(f, runs, func(poll, field string, n int64) {
 		if poll != o.Poll {
-			foreign = fmt.Errorf("%d votes are of poll %q", n, poll)
-			return
+			foreign = fmt.Errorf("%w: %d votes are of poll %q", archivefile.ErrDamaged, n, poll)
 		}
-		if out.Votes[poll] == nil {
-			out.Votes[poll] = vote.Tally{}
-		}
-		out.Votes[poll][field] += n
+		got[field] += n
 	})
+	if err := errors.Join(err, foreign); err != nil {
+		return err
+	}
+	if whole && !maps.Equal(got, o.Votes) {
+		return fmt.Errorf("%w: its rows are not the votes that its manifest lists", archivefile.ErrDamaged)
+	}
+	if out.Votes[o.Poll] == nil {
+		out.Votes[o.Poll] = vote.Tally{}
+	}
+	for field, n := range got {
+		out.Votes[o.Poll][field] += n
+	}
 	out.Objects++
 	r.done += o.Rows
 	if r.progress != nil {
 		r.progress(r.done, r.total)
 	}
-	return errors.Join(err, foreign)
+	return nil
 }

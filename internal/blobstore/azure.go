@@ -329,7 +329,7 @@ func hashBlob(ctx context.Context, client *blob.Client, etag azcore.ETag, size i
 	if err != nil {
 		return [32]byte{}, err
 	}
-	defer reader.Close() //nolint:errcheck // only read
+	defer reader.Close()
 	n, sum, err := hashOf(ctx, reader)
 	if err == nil && n != size {
 		err = io.ErrUnexpectedEOF // a bad line, and no reason for a false alarm

@@ -204,16 +204,16 @@ func tidy(err error) error {
 		return fmt.Errorf("%s: %w", request.Op, request.Err)
 	}
 	if text := err.Error(); strings.ContainsAny(text, "\r\n") {
-		return &oneLine{text: strings.Join(strings.Fields(text), " "), err: err}
+		return &oneLineError{text: strings.Join(strings.Fields(text), " "), err: err}
 	}
 	return err
 }
 
-// oneLine is an error whose text has been folded into a line.
-type oneLine struct {
+// oneLineError is an error whose text has been folded into a line.
+type oneLineError struct {
 	text string
 	err  error
 }
 
-func (e *oneLine) Error() string { return e.text }
-func (e *oneLine) Unwrap() error { return e.err }
+func (e *oneLineError) Error() string { return e.text }
+func (e *oneLineError) Unwrap() error { return e.err }

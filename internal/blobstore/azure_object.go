@@ -148,7 +148,7 @@ func (o *azureObject) fetch(first, count int64) error {
 	if err != nil {
 		return err
 	}
-	defer reader.Close() //nolint:errcheck // only read
+	defer reader.Close()
 	for number := first; number < next; number++ {
 		b := o.room()
 		b.data = b.data[:min(readBlock, o.size-number*readBlock)]

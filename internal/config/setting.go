@@ -143,14 +143,14 @@ func (e *UsageError) Error() string { return e.message }
 // ExitCode is 2, the exit code for wrong use.
 func (e *UsageError) ExitCode() int { return 2 }
 
-type helpPrinted struct{}
+type helpPrintedError struct{}
 
-func (helpPrinted) Error() string { return "help was printed" }
-func (helpPrinted) ExitCode() int { return 0 }
+func (helpPrintedError) Error() string { return "help was printed" }
+func (helpPrintedError) ExitCode() int { return 0 }
 
 // ErrHelp says that --help or --version was asked for and has been printed:
 // there is nothing more to do. It has an ExitCode method that returns 0.
-var ErrHelp error = helpPrinted{}
+var ErrHelp error = helpPrintedError{}
 
 // FlagError makes a [*UsageError] from an error of pflag's Parse, for cobra's
 // SetFlagErrorFunc too. Other errors are returned as they are. pflag's own

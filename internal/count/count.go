@@ -55,6 +55,9 @@ const (
 // idleWait is how long a consumer waits for a signal before it looks by itself.
 const idleWait = time.Second
 
+// deadLines is how many unreadable elements of a chunk are logged one by one.
+const deadLines = 5
+
 // stepTimeout bounds a chunk, also during a shutdown.
 const stepTimeout = 10 * time.Second
 
@@ -167,8 +170,13 @@ func (w *worker) add(commit *vote.CountCommit, elements []string) []time.Time {
 		for _, p := range h.Polls {
 			deadVotes[p.Poll] += p.Votes
 		}
-		w.c.p.Log.Error("unreadable element, goes to the dead list", "shard", w.shard,
-			"element", vote.ElementID([]byte(e)), "votes", h.Accepted(), "err", err)
+		if len(commit.Dead) <= deadLines {
+			w.c.p.Log.Error("unreadable element, goes to the dead list", "shard", w.shard,
+				"element", vote.ElementID([]byte(e)), "votes", h.Accepted(), "err", err)
+		}
+	}
+	if more := len(commit.Dead) - deadLines; more > 0 {
+		w.c.p.Log.Error("more unreadable elements go to the dead list", "shard", w.shard, "elements", more)
 	}
 	for poll, n := range deadVotes {
 		commit.DeadVotes = append(commit.DeadVotes, vote.PollVotes{Poll: poll, Votes: n})

@@ -125,11 +125,7 @@ func (c *Committer) Submit(v *vote.Vote, optionsKey string, key *vote.Idempotenc
 	}
 	defer c.inFlight.Add(-1)
 
-	shard := c.next.Load()
-	if key != nil {
-		shard = uint32(key[0])<<8 | uint32(key[1])
-	}
-	b, index, poll := c.flushers[int(shard)%len(c.flushers)].add(v, optionsKey, key)
+	b, index, poll := c.flusher(key).add(v, optionsKey, key)
 	<-b.done
 	if b.err != nil {
 		return vote.Receipt{}, b.err
@@ -153,6 +149,22 @@ func (c *Committer) Submit(v *vote.Vote, optionsKey string, key *vote.Idempotenc
 		return vote.Receipt{}, fmt.Errorf("%w: the poll's options have just changed", vote.ErrUnavailable)
 	}
 	return vote.Receipt{}, fmt.Errorf("%w: outcome %q", vote.ErrUnavailable, b.outcome.Polls[poll])
+}
+
+// flusher chooses a vote's shard: by its key, or else the next in turn, past
+// those that just now fail (a master of a cluster may be away).
+func (c *Committer) flusher(key *vote.IdempotencyKey) *flusher {
+	n := len(c.flushers)
+	if key != nil {
+		return c.flushers[(int(key[0])<<8|int(key[1]))%n]
+	}
+	next := int(c.next.Load()) % n
+	for i := range n {
+		if f := c.flushers[(next+i)%n]; !f.failing.Load() {
+			return f
+		}
+	}
+	return c.flushers[next]
 }
 
 // batch is a frame in the making.
@@ -192,6 +204,8 @@ type flusher struct {
 	c     *Committer
 	shard int
 	ready chan struct{}
+	// failing: the frame in hand has been sent in vain.
+	failing atomic.Bool
 
 	mu      sync.Mutex
 	pending []*batch // in order; votes are added to the last one
@@ -303,6 +317,7 @@ func (f *flusher) run(ctx context.Context) {
 func (f *flusher) flush(b *batch) {
 	ctx, cancel := context.WithDeadline(context.Background(), b.opened.Add(f.c.p.Timeout))
 	defer cancel()
+	defer f.failing.Store(false) // the next batch will tell
 	f.seq++
 	f.body = f.codec.Compress(f.body[:0], b.lines, b.votes)
 	f.recycle(b)
@@ -324,6 +339,7 @@ func (f *flusher) flush(b *batch) {
 			b.finish(vote.BatchOutcome{}, err)
 			return
 		}
+		f.failing.Store(true)
 		select {
 		case <-b.done:
 		case <-time.After(wait):

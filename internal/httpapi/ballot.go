@@ -22,7 +22,7 @@ type choice struct {
 // read differently.
 func parseChoice(c *fiber.Ctx) (choice, error) {
 	h := &c.Request().Header
-	if len(h.Peek(fiber.HeaderContentEncoding)) > 0 {
+	if len(h.PeekAll(fiber.HeaderContentEncoding)) > 0 {
 		return choice{}, newProblem(http.StatusUnsupportedMediaType, "unsupported-content-encoding",
 			"Send the body as it is, without Content-Encoding.")
 	}

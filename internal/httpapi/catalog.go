@@ -31,8 +31,9 @@ type catalog struct {
 	polls Polls
 	cur   atomic.Pointer[edition]
 
-	mu        sync.Mutex // one look at Redis at a time, however many ask
-	checkedAt time.Time  // when the last successful look began
+	mu       sync.Mutex // one look at Redis at a time, however many ask
+	lookedAt time.Time  // when the last look began
+	failed   error      // what became of it
 }
 
 // edition is a state of all polls. It never changes.
@@ -79,22 +80,31 @@ func (c *catalog) poll(ctx context.Context, id string) (*entry, *edition, error)
 	return nil, nil, vote.ErrPollNotFound
 }
 
-// look returns an edition that was up to date at some moment after asked.
+// look returns an edition that was up to date at some moment after asked. Who
+// waited while another looked shares that look's outcome, a failure too: else
+// an outage would make them fail one after the other, each with its own
+// timeout.
 func (c *catalog) look(ctx context.Context, asked time.Time) (*edition, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.checkedAt.After(asked) {
+	if c.lookedAt.After(asked) {
+		if c.failed != nil {
+			return nil, c.failed
+		}
 		return c.cur.Load(), nil
 	}
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	within, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	old := c.cur.Load()
-	ed, err := c.load(ctx, old)
+	ed, err := c.load(within, c.cur.Load())
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", vote.ErrUnavailable, err)
+		err = fmt.Errorf("%w: %w", vote.ErrUnavailable, err)
+		if ctx.Err() == nil { // else it failed for this caller alone
+			c.lookedAt, c.failed = began, err
+		}
+		return nil, err
 	}
-	c.checkedAt = began
+	c.lookedAt, c.failed = began, nil
 	c.cur.Store(ed)
 	return ed, nil
 }
@@ -148,25 +158,23 @@ func (c *catalog) run(ctx context.Context, outage func(error)) {
 }
 
 // cached holds a value for a while. Of many who ask at once for a new one, one
-// fetches it and the others wait.
+// fetches it, and the others wait and get the same, or the same failure.
 type cached[T any] struct {
 	mu    sync.Mutex
 	value T
-	at    time.Time
-	valid bool
+	err   error
+	at    time.Time // when the last fetch began
 }
 
 func (c *cached[T]) get(maxAge time.Duration, fetch func() (T, error)) (T, error) {
+	asked := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.valid && time.Since(c.at) < maxAge {
-		return c.value, nil
+	if c.at.After(asked) || c.err == nil && !c.at.IsZero() && time.Since(c.at) < maxAge {
+		return c.value, c.err
 	}
 	began := time.Now()
-	v, err := fetch()
-	if err != nil {
-		return v, err
-	}
-	c.value, c.at, c.valid = v, began, true
-	return v, nil
+	c.value, c.err = fetch()
+	c.at = began
+	return c.value, c.err
 }

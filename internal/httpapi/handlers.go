@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gofiber/fiber/v2"
@@ -150,10 +152,10 @@ func userAgent(c *fiber.Ctx) string {
 	return string(ua)
 }
 
-// overview is all polls with their status.
+// overview is all polls with their status, and the answer that lists them.
 type overview struct {
-	all  []vote.PollState
 	byID map[string]vote.PollState
+	list resultsPage
 }
 
 // states returns all polls with their status now.
@@ -169,13 +171,19 @@ func (s *Server) states(ctx context.Context) (*overview, error) {
 		if err != nil {
 			return nil, unavailable(err)
 		}
-		o := &overview{byID: make(map[string]vote.PollState, len(ed.inOrder)), all: []vote.PollState{}}
+		o := &overview{byID: make(map[string]vote.PollState, len(ed.inOrder))}
+		all := []vote.PollState{}
 		for _, e := range ed.inOrder {
 			st := e.PollState
 			st.Status = vote.StatusOf(e.ID, shards)
 			o.byID[e.ID] = st
-			o.all = append(o.all, st)
+			all = append(all, st)
 		}
+		body, err := json.Marshal(map[string]any{"polls": all})
+		if err != nil {
+			return nil, fmt.Errorf("encode: %w", err)
+		}
+		o.list = resultsPage{body, etag(body)}
 		return o, nil
 	})
 }
@@ -186,7 +194,7 @@ func (s *Server) list(c *fiber.Ctx) error {
 	if err != nil {
 		return err
 	}
-	return s.sendJSON(c, map[string]any{"polls": o.all})
+	return s.sendCached(c, o.list.body, o.list.etag)
 }
 
 // poll is GET /polls/{poll}.
@@ -204,11 +212,7 @@ func (s *Server) poll(c *fiber.Ctx) error {
 		st = e.PollState
 		st.Status = e.Window.Status(ed.now())
 	}
-	return s.sendJSON(c, st)
-}
-
-func (s *Server) sendJSON(c *fiber.Ctx, v any) error {
-	body, err := json.Marshal(v)
+	body, err := json.Marshal(st)
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
@@ -221,12 +225,26 @@ func (s *Server) sendCached(c *fiber.Ctx, body []byte, tag string) error {
 	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
 	c.Set(fiber.HeaderCacheControl, "public, max-age="+strconv.Itoa(int(s.p.ResultsMaxAge/time.Second)))
 	c.Set(fiber.HeaderETag, tag)
-	if string(c.Request().Header.Peek(fiber.HeaderIfNoneMatch)) == tag {
+	if matches(c.Request().Header.Peek(fiber.HeaderIfNoneMatch), tag) {
 		c.Status(http.StatusNotModified)
 		return nil
 	}
 	c.Response().SetBodyRaw(body)
 	return nil
+}
+
+// matches tells whether an If-None-Match names the tag. The comparison is the
+// weak one, as RFC 9110 wants it here.
+func matches(header []byte, tag string) bool {
+	if string(header) == "*" {
+		return true
+	}
+	for t := range bytes.SplitSeq(header, []byte{','}) {
+		if string(bytes.TrimPrefix(bytes.TrimSpace(t), []byte("W/"))) == strings.TrimPrefix(tag, "W/") {
+			return true
+		}
+	}
+	return false
 }
 
 // etag is a weak one: equal results may have been read at different times.

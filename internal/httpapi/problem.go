@@ -129,7 +129,7 @@ func (p *problem) send(c *fiber.Ctx) string {
 	}
 	if p.close {
 		c.Context().SetConnectionClose()
-		if conn, ok := c.Context().Conn().(*lingerConn); ok {
+		if conn, ok := c.Context().Conn().(*edgeConn); ok {
 			conn.linger.Store(true)
 		}
 	}

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -69,7 +70,7 @@ func New(addr string, p Params) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen %q: %w", addr, err)
 	}
-	s := &Server{p: p, ln: ln, catalog: catalog{polls: p.Polls}}
+	s := &Server{p: p, ln: newEdgeListener(ln), catalog: catalog{polls: p.Polls}}
 	if len(p.ClientKey) > 0 || p.Privacy != PrivacyHMAC {
 		s.key.Store(&p.ClientKey)
 	}
@@ -132,7 +133,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.catalog.run(ctx, s.p.Outage)
 	}()
 	served := make(chan error, 1)
-	go func() { served <- s.app.Listener(lingerListener{s.ln}) }()
+	go func() { served <- s.app.Listener(s.ln) }()
 	select {
 	case err := <-served:
 		<-refreshed
@@ -142,7 +143,14 @@ func (s *Server) Run(ctx context.Context) error {
 	<-refreshed
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if err := s.app.ShutdownWithContext(stop); err != nil {
+	err := s.app.ShutdownWithContext(stop)
+	// A shutdown that comes before the server has begun finds nothing to close.
+	_ = s.ln.Close() // it is closed in the other cases
+	select {
+	case <-served:
+	case <-stop.Done():
+	}
+	if err != nil {
 		return fmt.Errorf("shutdown: %w", err)
 	}
 	return nil
@@ -181,17 +189,27 @@ func (s *Server) guard(rc *fasthttp.RequestCtx, next fasthttp.RequestHandler) {
 	defer func() {
 		if r := recover(); r != nil {
 			s.p.Log.Error("panic in a handler", "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+			rc.Response.Reset()
 			s.answer(rc, newProblem(http.StatusInternalServerError, "internal", "Something went wrong on our side."))
 		}
 	}()
-	if ambiguousFraming(rc.Request.Header.RawHeaders()) {
-		p := newProblem(http.StatusBadRequest, "malformed-request", "The length of the body is given in more than one way.")
+	h := &rc.Request.Header
+	f := readFraming(h.RawHeaders(), h.IsHTTP11())
+	if f.bad == "" && f.chunked && dropTrailers(h) != nil {
+		f.bad = "The header can't be read."
+	}
+	if f.bad != "" {
+		p := newProblem(http.StatusBadRequest, "malformed-request", f.bad)
 		p.close = true
 		s.answer(rc, p)
 		return
 	}
-	if !knownMethod(rc.Method()) {
-		s.answer(rc, methodNotAllowed("GET, HEAD, POST"))
+	if !knownMethod(h.Method()) {
+		allow := "GET, HEAD"
+		if bytes.HasSuffix(rc.Path(), []byte("/votes")) {
+			allow = "POST"
+		}
+		s.answer(rc, methodNotAllowed(allow))
 		return
 	}
 	next(rc)

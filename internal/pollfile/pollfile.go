@@ -29,20 +29,20 @@ type file struct {
 }
 
 type poll struct {
-	ID       string   `yaml:"id"`
-	Title    string   `yaml:"title"`
+	ID       text     `yaml:"id"`
+	Title    text     `yaml:"title"`
 	Options  []option `yaml:"options"`
-	OpensAt  string   `yaml:"opens_at"`
-	ClosesAt string   `yaml:"closes_at"`
-	Results  string   `yaml:"results"`
+	OpensAt  text     `yaml:"opens_at"`
+	ClosesAt text     `yaml:"closes_at"`
+	Results  text     `yaml:"results"`
 	// The contract knows these; this version must not pass over them.
 	Limit   any `yaml:"limit"`
 	Ballots any `yaml:"ballots"`
 }
 
 type option struct {
-	ID   string `yaml:"id"`
-	Name string `yaml:"name"`
+	ID   text `yaml:"id"`
+	Name text `yaml:"name"`
 }
 
 // Parse reads a whole file. The error says everything that is wrong with it, on

@@ -299,8 +299,12 @@ func (e *env) dump() map[string]string {
 			v, err = e.rdb.LRange(e.ctx(), k, 0, -1).Result()
 		case "hash":
 			v, err = e.rdb.HGetAll(e.ctx(), k).Result()
-		case "zset":
+		case "zset": // without the scores, which are times
 			v, err = e.rdb.ZRange(e.ctx(), k, 0, -1).Result()
+		case "set":
+			v, err = e.rdb.SMembers(e.ctx(), k).Result()
+		default:
+			e.Fatalf("key %s is a %s", k, kind)
 		}
 		e.must(err)
 		ttl, err := e.rdb.PTTL(e.ctx(), k).Result()

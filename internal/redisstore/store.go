@@ -98,7 +98,7 @@ func (s *Store) ClientKey(ctx context.Context) ([]byte, error) {
 	}
 	key, err := hex.DecodeString(got)
 	if err != nil {
-		return nil, fmt.Errorf("meta:{0} ip_hmac_key is not hexadecimal")
+		return nil, errors.New("meta:{0} ip_hmac_key is not hexadecimal")
 	}
 	return key, nil
 }

@@ -142,8 +142,11 @@ func (b Base) retry(ctx context.Context, message string, try func() error) error
 		if errors.As(err, &usage) {
 			return err
 		}
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // a stop on the way is no failure
+		}
 		outage(err)
-		if err == nil || ctx.Err() != nil {
+		if err == nil {
 			return nil
 		}
 		select {

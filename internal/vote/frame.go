@@ -7,7 +7,6 @@ import (
 	"encoding/base32"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,24 +92,32 @@ func ElementID(element []byte) string {
 			return string(id)
 		}
 	}
-	sum := sha1.Sum(element)
-	return "sha1:" + hex.EncodeToString(sum[:])
+	return string(appendSHA1([]byte("sha1:"), element))
 }
 
-// ElementsDigest tells a run of elements from any other: it is the SHA-1 of
-// their headers, or of what has none. The scripts compute it in the same way.
+// ElementsDigest tells a run of elements from any other: the SHA-1 of their
+// headers, or of what has none, by pages of 128. commit.lua computes it in the
+// same way.
 func ElementsDigest(elements []string) string {
-	h := sha1.New()
-	for _, e := range elements {
-		end := strings.IndexByte(e, '\n')
-		if end >= 0 && strings.HasPrefix(e, frameMagic) {
-			_, _ = io.WriteString(h, e[:end+1]) // a hash never fails
-			continue
+	var pages, page []byte
+	for chunk := range slices.Chunk(elements, 128) {
+		page = page[:0]
+		for _, e := range chunk {
+			end := strings.IndexByte(e, '\n')
+			if end >= 0 && strings.HasPrefix(e, frameMagic) {
+				page = append(page, e[:end+1]...)
+				continue
+			}
+			page = append(appendSHA1(page, []byte(e)), '\n')
 		}
-		sum := sha1.Sum([]byte(e))
-		_, _ = io.WriteString(h, hex.EncodeToString(sum[:])+"\n")
+		pages = appendSHA1(pages, page)
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	return string(appendSHA1(nil, pages))
+}
+
+func appendSHA1(dst, b []byte) []byte {
+	sum := sha1.Sum(b)
+	return hex.AppendEncode(dst, sum[:])
 }
 
 // PollVotes is a number of votes of one poll.

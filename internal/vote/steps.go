@@ -104,10 +104,10 @@ type CountCommit struct {
 type CommitStatus int
 
 const (
-	// CommitDone: applied, by this call or by an earlier one with the same
+	// CommitDone says that it was applied, by this call or by an earlier one with the same
 	// token.
 	CommitDone CommitStatus = iota
-	// CommitRefused: the head had moved; nothing was changed.
+	// CommitRefused says that the head had moved; nothing was changed.
 	CommitRefused
 )
 

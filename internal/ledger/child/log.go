@@ -63,6 +63,13 @@ func (l *Log) Tail(n int) string {
 	return text
 }
 
+// Contains tells whether text has been printed.
+func (l *Log) Contains(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Contains(l.text, []byte(text))
+}
+
 // errLogEnded says that a process ended before it printed what was waited for.
 var errLogEnded = errors.New("it ended")
 

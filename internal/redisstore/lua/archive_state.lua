@@ -10,6 +10,6 @@
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local head = redis.call('LINDEX', KEYS[1], 0)
-local oldest = head and tonumber(string.match(head, '^P1 %S+ (%d+) ')) or 0
+local oldest = head and tonumber((string.match(head, '^P1 %S+ (%d+) '))) or 0
 local last = tonumber(redis.call('HGET', KEYS[2], 'last_batch') or '0')
 return { now, redis.call('LLEN', KEYS[1]), oldest, last, redis.call('HGETALL', KEYS[3]), redis.call('HGETALL', KEYS[2]) }

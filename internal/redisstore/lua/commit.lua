@@ -52,13 +52,15 @@ if name(redis.call('LINDEX', KEYS[1], 0)) ~= ARGV[3] or name(redis.call('LINDEX'
   return { 0, now }
 end
 if ARGV[5] ~= '' then
-  local heads = {}
+  local pages = {}
   for from = 0, n - 1, 128 do
-    for _, element in ipairs(redis.call('LRANGE', KEYS[1], from, math.min(from + 128, n) - 1)) do
-      heads[#heads + 1] = string.match(element, '^P1 [^\n]*\n') or redis.sha1hex(element) .. '\n'
+    local page = redis.call('LRANGE', KEYS[1], from, math.min(from + 128, n) - 1)
+    for i, element in ipairs(page) do
+      page[i] = string.match(element, '^P1 [^\n]*\n') or redis.sha1hex(element) .. '\n'
     end
+    pages[#pages + 1] = redis.sha1hex(table.concat(page))
   end
-  if redis.sha1hex(table.concat(heads)) ~= ARGV[5] then
+  if redis.sha1hex(table.concat(pages)) ~= ARGV[5] then
     return { 0, now }
   end
 end

@@ -66,13 +66,14 @@ end
 
 -- All is checked. From here on there are only writes, and none can fail.
 local element = redis.call('LINDEX', KEYS[1], index)
-redis.call('LSET', KEYS[1], index, 'removed')
-redis.call('LREM', KEYS[1], 1, 'removed')
+local marker = 'removed ' .. ARGV[1]
+redis.call('LSET', KEYS[1], index, marker)
+redis.call('LREM', KEYS[1], 1, marker)
 redis.call('HINCRBY', KEYS[3], 'removed_dead', 1)
 for i = 4, #ARGV, 2 do
   -- Votes whose header no one could read then were never counted as dead.
   local votes = math.min(tonumber(ARGV[i + 1]), dead[i])
-  redis.call('HINCRBY', KEYS[3], 'dead:' .. ARGV[i], string.format('-%d', votes))
+  redis.call('HINCRBY', KEYS[3], 'dead:' .. ARGV[i], string.format('%d', -votes))
   if ARGV[3] == 'drop' then
     redis.call('HINCRBY', KEYS[3], 'dropped:' .. ARGV[i], ARGV[i + 1])
   end

@@ -12,7 +12,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local function oldest(list)
   local head = redis.call('LINDEX', list, 0)
-  return head and tonumber(string.match(head, '^P1 %S+ (%d+) ')) or 0
+  return head and tonumber((string.match(head, '^P1 %S+ (%d+) '))) or 0
 end
 return { now, redis.call('LLEN', KEYS[1]), redis.call('LLEN', KEYS[2]), redis.call('LLEN', KEYS[3]),
   oldest(KEYS[1]), oldest(KEYS[2]), redis.call('GET', KEYS[5]) or '', redis.call('GET', KEYS[6]) or '',

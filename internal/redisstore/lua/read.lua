@@ -21,7 +21,7 @@ while count > 0 and votes > 0 and bytes > 0 do
   end
   for _, element in ipairs(page) do
     out[#out + 1] = element
-    votes = votes - (tonumber(string.match(element, '^P1 %S+ %d+ (%d+) ')) or 1)
+    votes = votes - (tonumber((string.match(element, '^P1 %S+ %d+ (%d+) '))) or 1)
     bytes = bytes - #element
     count = count - 1
     if votes <= 0 or bytes <= 0 then

@@ -1,0 +1,80 @@
+package e2e
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"paredao/internal/testkit"
+)
+
+// The apis are restarted one after the other, while connections are kept alive.
+func TestRollingRestart(t *testing.T) {
+	s := newStack(t, 2)
+	s.start("consumer", "")
+	s.start("archiver", "")
+	apis := []*testkit.Process{s.start("api", ""), s.start("api", "")}
+	l := s.load(apis...)
+	restarts := 0
+	for end := time.Now().Add(faultTime()); time.Now().Before(end) || restarts < 4; {
+		for _, api := range apis {
+			s.grow(l, 500)
+			addr := api.Addr()
+			require.Equal(t, 0, api.Term(), "exit code")
+			require.True(t, api.Logged(`"msg":"stopped"`))
+			api.Restart("--listen=" + addr)
+			api.Ready()
+			restarts++
+		}
+	}
+	t.Logf("%d restarts", restarts)
+	s.judge(l)
+}
+
+// Daemons with nothing to do cost next to nothing, and wake up for a vote.
+func TestIdle(t *testing.T) {
+	s := newStack(t, 1)
+	consumer, archiver := s.start("consumer", "").Ready(), s.start("archiver", "").Ready()
+	api := s.start("api", "").Ready()
+	voteOnce(t, api)
+	testkit.Eventually(t, "the first vote is archived", func() bool {
+		queued, awaiting := s.pending()
+		return queued+awaiting == 0 && archiver.Metric("paredao_votes_archived_total") == 1
+	})
+
+	idle := time.Duration(*idleSeconds) * time.Second
+	begin, consumed, archived := time.Now(), consumer.CPU(), archiver.CPU()
+	after(idle)
+	consumed, archived = consumer.CPU()-consumed, archiver.CPU()-archived
+	took := time.Since(begin)
+	t.Logf("in %s idle: consumer %s, archiver %s of processor time", took.Round(time.Millisecond), consumed, archived)
+	require.Less(t, consumed, took/100, "consumer")
+	require.Less(t, archived, took/100, "archiver")
+
+	const sum, n = "paredao_accept_to_count_seconds_sum", "paredao_accept_to_count_seconds_count"
+	before := consumer.Metric(sum)
+	require.Equal(t, 1.0, consumer.Metric(n))
+	voteOnce(t, api)
+	testkit.Eventually(t, "the vote is counted", func() bool { return consumer.Metric(n) == 2 })
+	seconds := consumer.Metric(sum) - before
+	t.Logf("counted %.1f ms after it was accepted", seconds*1000)
+	if *checkLatency {
+		require.Less(t, seconds, 0.1)
+	}
+}
+
+func voteOnce(t *testing.T, api *testkit.Process) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, api.URL()+"/polls/"+openPoll+"/votes",
+		strings.NewReader(`{"option":"ana"}`))
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusAccepted, resp.StatusCode)
+}

@@ -1,0 +1,209 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	crand "crypto/rand"
+
+	"github.com/google/uuid"
+
+	"paredao/internal/vote"
+)
+
+// Params configure a Client.
+type Params struct {
+	// URLs are base URLs of apis. A connection stays with one until it fails,
+	// then turns to the next.
+	URLs []string
+	// Choices are what Source chooses from, each at most once.
+	Choices []Choice
+	Source  Source
+	// Connections is how many votes may be in the air at one time, one on each.
+	Connections int
+	// Rate is how many votes a second are sent at most; 0: as fast as possible.
+	Rate float64
+	// Duration is how long votes are posted; 0: until the source ends.
+	Duration time.Duration
+	// Timeout bounds each attempt.
+	Timeout time.Duration
+	// Patience is how long votes of unknown fate are repeated after the last
+	// one was posted. It must be shorter than the api's idempotency-ttl.
+	Patience time.Duration
+}
+
+// Client posts votes and keeps what became of each.
+type Client struct {
+	p       Params
+	targets []target
+	record  *Record
+	tickets atomic.Int64
+	took    time.Duration
+}
+
+// NewClient returns a client; Run runs it.
+func NewClient(p Params) (*Client, error) {
+	c := &Client{p: p, record: NewRecord(p.Choices)}
+	if len(p.URLs) == 0 {
+		return nil, errors.New("no api is given")
+	}
+	for _, raw := range p.URLs {
+		t, err := parseTarget(raw)
+		if err != nil {
+			return nil, err
+		}
+		c.targets = append(c.targets, t)
+	}
+	for i, ch := range p.Choices {
+		if !vote.ValidID(ch.Poll) || !vote.ValidID(ch.Option) {
+			return nil, fmt.Errorf("%s: poll and option match [a-z0-9][a-z0-9_-]{0,62}", ch)
+		}
+		if slices.Contains(p.Choices[:i], ch) {
+			return nil, fmt.Errorf("%s stands twice", ch)
+		}
+	}
+	if p.Source == nil || p.Connections < 1 || p.Timeout <= 0 || p.Rate < 0 {
+		return nil, fmt.Errorf("a source, connections (%d) and a time-out (%s) are needed, and no rate below 0 (%g)",
+			p.Connections, p.Timeout, p.Rate)
+	}
+	return c, nil
+}
+
+// Record is what the client keeps. It may be read while Run runs.
+func (c *Client) Record() *Record { return c.record }
+
+// Took is how long votes were posted, the repeating included. It is valid once
+// Run has returned.
+func (c *Client) Took() time.Duration { return c.took }
+
+// Run posts votes until the source ends, Duration is over, or ctx is done. Then
+// it repeats the votes of unknown fate until each is settled, or Patience is
+// over.
+func (c *Client) Run(ctx context.Context) {
+	start := time.Now()
+	if c.p.Duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.p.Duration)
+		defer cancel()
+	}
+	settle, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	var wg sync.WaitGroup
+	// Posting ends with ctx, or for all when the source has no more.
+	ctx, last := context.WithCancel(ctx)
+	defer last()
+	for i := range c.p.Connections {
+		wg.Go(func() {
+			if c.work(ctx, settle, i, start) {
+				last()
+			}
+		})
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		wg.Wait()
+	}()
+	select {
+	case <-ctx.Done():
+		timer := time.NewTimer(c.p.Patience)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			giveUp()
+		case <-ended:
+		}
+	case <-ended:
+	}
+	<-ended
+	c.took = time.Since(start)
+}
+
+// work posts one vote after the other. True: the source has no more.
+func (c *Client) work(ctx, settle context.Context, i int, start time.Time) (exhausted bool) {
+	cn := &conn{targets: c.targets, at: i % len(c.targets), timeout: c.p.Timeout}
+	defer cn.close()
+	var seed [32]byte
+	_, _ = crand.Read(seed[:]) // never fails, see crypto/rand
+	keys := rand.NewChaCha8(seed)
+	for c.turn(ctx, start) {
+		choice, ok := c.p.Source()
+		if !ok {
+			return true
+		}
+		c.record.addSent(choice)
+		c.settle(settle, cn, choice, newKey(keys))
+	}
+	return false
+}
+
+// turn waits until the next vote may be sent; false: no more.
+func (c *Client) turn(ctx context.Context, start time.Time) bool {
+	if c.p.Rate > 0 {
+		n := c.tickets.Add(1) - 1
+		at := start.Add(time.Duration(float64(n) / c.p.Rate * float64(time.Second)))
+		if wait := time.Until(at); wait > 0 {
+			timer := time.NewTimer(wait)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+			}
+		}
+	}
+	return ctx.Err() == nil
+}
+
+func newKey(keys *rand.ChaCha8) string {
+	var id uuid.UUID
+	_, _ = keys.Read(id[:])                         // never fails
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // version 4
+	return id.String()
+}
+
+// settle sends a vote until it is acked or refused, or ctx is done.
+func (c *Client) settle(ctx context.Context, cn *conn, choice int, key string) {
+	const minWait, maxWait = 10 * time.Millisecond, 500 * time.Millisecond
+	want := c.p.Choices[choice]
+	for wait := minWait; ; wait = min(2*wait, maxWait) {
+		a, err := cn.post(want, key)
+		switch {
+		case err != nil:
+			c.record.addAnswer(kind(err))
+		case a.status == http.StatusAccepted:
+			if a.poll != want.Poll || a.option != want.Option {
+				c.record.addWrong(fmt.Sprintf("a vote for %s was acknowledged as %s/%s, id %s", want, a.poll, a.option, a.id))
+			}
+			c.record.addAcked(choice, a.id, a.replayed)
+			return
+		default:
+			c.record.addAnswer(strconv.Itoa(a.status) + " " + a.code)
+			if refusal(a.status) {
+				c.record.addRefused(choice)
+				return
+			}
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			c.record.addUnsettled(choice)
+			return
+		}
+	}
+}
+
+// refusal tells whether a status says that the vote was not taken. 408 says
+// only that the request did not arrive whole.
+func refusal(status int) bool {
+	return status >= 400 && status < 500 && status != http.StatusRequestTimeout
+}

@@ -1,0 +1,173 @@
+package ledger
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// target is an api's base URL, taken apart.
+type target struct {
+	addr, host, path string
+	tls              *tls.Config // nil without TLS
+}
+
+func parseTarget(raw string) (target, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil ||
+		u.RawQuery != "" || u.Fragment != "" {
+		return target{}, fmt.Errorf("%q is no base URL like http://127.0.0.1:8080", raw)
+	}
+	t := target{host: u.Host, path: strings.TrimSuffix(u.EscapedPath(), "/")}
+	port := u.Port()
+	if u.Scheme == "https" {
+		t.tls = &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12}
+	}
+	if port == "" {
+		port = u.Scheme // the service's name, which Dial knows
+	}
+	t.addr = net.JoinHostPort(u.Hostname(), port)
+	return t, nil
+}
+
+// conn is one keep-alive connection, made anew when it breaks, then to the next
+// target.
+type conn struct {
+	targets []target
+	at      int
+	timeout time.Duration
+	net     net.Conn // nil: to be made
+	reader  *bufio.Reader
+	out     []byte
+}
+
+// answer is an api's answer to a vote.
+type answer struct {
+	status   int
+	replayed bool
+	// code is the problem's code, of an answer other than 202.
+	code string
+	id   uuid.UUID
+	poll string
+	// option is what the acknowledgement says the vote is for.
+	option string
+}
+
+// post sends a vote once. An error says that there was no answer.
+func (c *conn) post(choice Choice, key string) (answer, error) {
+	a, keep, err := c.exchange(choice, key)
+	if err != nil || !keep {
+		c.close()
+	}
+	if err != nil {
+		c.at = (c.at + 1) % len(c.targets)
+	}
+	return a, err
+}
+
+func (c *conn) exchange(choice Choice, key string) (a answer, keep bool, err error) {
+	if c.net == nil {
+		if err := c.dial(); err != nil {
+			return a, false, fmt.Errorf("connect: %w", err)
+		}
+	}
+	if err := c.net.SetDeadline(time.Now().Add(c.timeout)); err != nil {
+		return a, false, fmt.Errorf("deadline: %w", err)
+	}
+	t := c.targets[c.at]
+	body := len(`{"option":""}`) + len(choice.Option)
+	c.out = append(c.out[:0], "POST "+t.path+"/polls/"+choice.Poll+"/votes HTTP/1.1\r\nHost: "+t.host+
+		"\r\nUser-Agent: paredao-ledger\r\nContent-Type: application/json\r\nIdempotency-Key: "+key+
+		"\r\nContent-Length: "...)
+	c.out = strconv.AppendInt(c.out, int64(body), 10)
+	c.out = append(c.out, "\r\n\r\n{\"option\":\""+choice.Option+"\"}"...)
+	if _, err := c.net.Write(c.out); err != nil {
+		return a, false, fmt.Errorf("send: %w", err)
+	}
+	resp, err := http.ReadResponse(c.reader, nil)
+	if err != nil {
+		return a, false, fmt.Errorf("receive: %w", err)
+	}
+	// The longest answer is a problem of a few hundred bytes.
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return a, false, fmt.Errorf("receive: %w", err)
+	}
+	a, err = parseAnswer(resp, text)
+	return a, !resp.Close, err
+}
+
+func parseAnswer(resp *http.Response, text []byte) (answer, error) {
+	a := answer{status: resp.StatusCode, replayed: resp.Header.Get("Idempotency-Replayed") == "true"}
+	var body struct{ ID, Poll, Option, Code string }
+	err := json.Unmarshal(text, &body)
+	a.code, a.poll, a.option = body.Code, body.Poll, body.Option
+	if a.status != http.StatusAccepted {
+		return a, nil // whoever stands between may answer in another form
+	}
+	if err == nil {
+		a.id, err = uuid.Parse(body.ID)
+	}
+	if err != nil {
+		return a, fmt.Errorf("202 with an unreadable body %.200q: %w", text, err)
+	}
+	return a, nil
+}
+
+func (c *conn) dial() error {
+	ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
+	defer cancel()
+	t := c.targets[c.at]
+	var err error
+	if t.tls != nil {
+		c.net, err = (&tls.Dialer{Config: t.tls}).DialContext(ctx, "tcp", t.addr)
+	} else {
+		c.net, err = (&net.Dialer{}).DialContext(ctx, "tcp", t.addr)
+	}
+	if err != nil {
+		c.net = nil
+		return err
+	}
+	if c.reader == nil {
+		c.reader = bufio.NewReader(c.net)
+	} else {
+		c.reader.Reset(c.net)
+	}
+	return nil
+}
+
+func (c *conn) close() {
+	if c.net != nil {
+		_ = c.net.Close() // broken, or no more needed
+		c.net = nil
+	}
+}
+
+// kind names an error without what differs from one to the next.
+func kind(err error) string {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return "connection reset"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "connection closed"
+	}
+	return err.Error()
+}

@@ -1,0 +1,332 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"paredao/internal/audit"
+	"paredao/internal/redisstore"
+	"paredao/internal/vote"
+)
+
+// Result is the judgement. All of it is about the client's own polls, but for
+// Problems.
+type Result struct {
+	// Sent votes, and what they were answered; Unsettled ones never were, so
+	// that nothing can be said of them.
+	Sent      int64 `json:"sent"`
+	Acked     int64 `json:"acked"`
+	Replayed  int64 `json:"replayed"`
+	Refused   int64 `json:"refused"`
+	Unsettled int64 `json:"unsettled"`
+	// Counted is the sum of the tallies, Archived that of the archive's rows.
+	Counted  int64 `json:"counted"`
+	Archived int64 `json:"archived"`
+
+	// Lost votes were acked and are not in the archive. Doubled rows are there
+	// once more than they should. Invented rows have an id that was never
+	// acked, also those of refused votes. WrongOption rows have another option
+	// than was voted for.
+	Lost        int64 `json:"lost"`
+	Doubled     int64 `json:"doubled"`
+	Invented    int64 `json:"invented"`
+	WrongOption int64 `json:"wrong_option"`
+	// Undercounted and Overcounted sum up by how much the tallies differ from
+	// the acked votes.
+	Undercounted int64 `json:"undercounted"`
+	Overcounted  int64 `json:"overcounted"`
+	// SharedIDs are receipts that were given to more than one vote.
+	SharedIDs int64 `json:"shared_ids"`
+	// WrongAcks acknowledged another vote than the one sent.
+	WrongAcks int64 `json:"wrong_acks"`
+
+	// RepeatedFrames were archived again and are read once; this is no fault.
+	RepeatedFrames int64 `json:"repeated_frames"`
+
+	Options []OptionResult `json:"options"`
+	// Answers counts what settled nothing, and the refusals, by what they were.
+	Answers map[string]int64 `json:"answers"`
+	// Examples show what was lost, doubled, invented, or wrong.
+	Examples []string `json:"examples"`
+	// Problems are all that does not hold, one line each; none is the proof.
+	Problems []string `json:"problems"`
+	// Drained is how long it took until everything was counted and archived.
+	Drained time.Duration `json:"drained_ns"`
+}
+
+// OptionResult is one choice's line.
+type OptionResult struct {
+	Poll   string `json:"poll"`
+	Option string `json:"option"`
+	Sums
+	Counted  int64 `json:"counted"`
+	Archived int64 `json:"archived"`
+}
+
+// OK tells whether the ledger holds.
+func (r *Result) OK() bool { return len(r.Problems) == 0 }
+
+// String is the whole judgement for people.
+func (r *Result) String() string {
+	var b strings.Builder
+	width := len("option")
+	for _, o := range r.Options {
+		width = max(width, len(o.Poll)+1+len(o.Option))
+	}
+	line := "%-*s %10v %10v %10v %10v %10v %10v\n"
+	fmt.Fprintf(&b, line, width, "option", "sent", "acked", "refused", "unsettled", "counted", "archived")
+	for _, o := range r.Options {
+		fmt.Fprintf(&b, line, width, o.Poll+"/"+o.Option, o.Sent, o.Acked, o.Refused, o.Unsettled, o.Counted, o.Archived)
+	}
+	fmt.Fprintf(&b, line, width, "all", r.Sent, r.Acked, r.Refused, r.Unsettled, r.Counted, r.Archived)
+	fmt.Fprintf(&b, "lost %d, doubled %d, invented %d, wrong option %d; tallies: %d too few, %d too many\n",
+		r.Lost, r.Doubled, r.Invented, r.WrongOption, r.Undercounted, r.Overcounted)
+	fmt.Fprintf(&b, "%d answers said that an earlier attempt had been taken; drained in %s\n", r.Replayed, r.Drained.Round(time.Millisecond))
+	for _, what := range slices.Sorted(maps.Keys(r.Answers)) {
+		fmt.Fprintf(&b, "  answer %q: %d times\n", what, r.Answers[what])
+	}
+	for _, e := range r.Examples {
+		fmt.Fprintf(&b, "  %s\n", e)
+	}
+	if r.OK() {
+		b.WriteString("the ledger holds\n")
+		return b.String()
+	}
+	for _, p := range r.Problems {
+		fmt.Fprintf(&b, "PROBLEM: %s\n", p)
+	}
+	b.WriteString("THE LEDGER DOES NOT HOLD\n")
+	return b.String()
+}
+
+func (r *Result) problem(format string, args ...any) {
+	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+}
+
+// JudgeParams configure a judgement.
+type JudgeParams struct {
+	Store *redisstore.Store
+	// Blobs is the archive.
+	Blobs  audit.Blobs
+	Record *Record
+	// Timeout is how long the drain may take. Redis may be away meanwhile.
+	Timeout time.Duration
+	// Progress, if set, is told in words how far it is, not more than twice a
+	// second.
+	Progress func(string)
+}
+
+// Judge waits until everything is counted and archived, and then judges. An
+// error says that it could not; a drain that does not end is a problem of the
+// result. Nothing else may use the queue meanwhile.
+func Judge(ctx context.Context, p JudgeParams) (*Result, error) {
+	j := &judge{p: p, r: &Result{Answers: p.Record.Answers(), Examples: []string{}, Problems: []string{}, Options: []OptionResult{}}}
+	if err := j.drain(ctx); err != nil {
+		return nil, err
+	}
+	j.client()
+	if err := j.archive(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.tallies(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.audit(ctx); err != nil {
+		return nil, err
+	}
+	j.sumUp()
+	return j.r, nil
+}
+
+type judge struct {
+	p    JudgeParams
+	r    *Result
+	told time.Time
+}
+
+func (j *judge) tell(format string, args ...any) {
+	if j.p.Progress == nil || time.Since(j.told) < 500*time.Millisecond {
+		return
+	}
+	j.told = time.Now()
+	j.p.Progress(fmt.Sprintf(format, args...))
+}
+
+// drain waits until queue and archive list are empty.
+func (j *judge) drain(ctx context.Context) error {
+	start := time.Now()
+	wait, cancel := context.WithTimeout(ctx, j.p.Timeout)
+	defer cancel()
+	var left string
+	for {
+		queues, err := j.p.Store.Queues(wait)
+		switch {
+		case err == nil:
+			var frames, votes, awaiting, awaitingVotes int64
+			for _, q := range queues {
+				frames, votes = frames+q.Frames, votes+q.Votes
+				awaiting, awaitingVotes = awaiting+q.AwaitingFrames, awaitingVotes+q.AwaitingVotes
+			}
+			if frames == 0 && awaiting == 0 {
+				j.r.Drained = time.Since(start)
+				return j.dead(queues)
+			}
+			left = fmt.Sprintf("%d votes (%d frames) to be counted, %d (%d frames) to be archived",
+				votes, frames, awaitingVotes, awaiting)
+		case wait.Err() == nil:
+			left = err.Error()
+		}
+		j.tell("drain: %s", left)
+		select {
+		case <-wait.Done():
+			if ctx.Err() != nil {
+				return fmt.Errorf("drain: %w", ctx.Err())
+			}
+			j.r.Drained = time.Since(start)
+			j.r.problem("not drained after %s: %s", j.p.Timeout, left)
+			return nil
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (j *judge) dead(queues []redisstore.ShardQueue) error {
+	for _, q := range queues {
+		if q.Dead > 0 {
+			j.r.problem("shard %d: %d elements are in the dead list", q.Shard, q.Dead)
+		}
+	}
+	return nil
+}
+
+// client takes over what the client recorded.
+func (j *judge) client() {
+	for i, c := range j.p.Record.Choices() {
+		s := j.p.Record.Sums(i)
+		j.r.Options = append(j.r.Options, OptionResult{Poll: c.Poll, Option: c.Option, Sums: s})
+		j.r.Sent += s.Sent
+		j.r.Acked += s.Acked
+		j.r.Replayed += s.Replayed
+		j.r.Refused += s.Refused
+		j.r.Unsettled += s.Unsettled
+	}
+	var examples []string
+	if j.r.WrongAcks, examples = j.p.Record.Wrong(); j.r.WrongAcks > 0 {
+		j.r.Examples = append(j.r.Examples, examples...)
+	}
+}
+
+// polls are the client's, sorted.
+func (j *judge) polls() []string {
+	var polls []string
+	for _, c := range j.p.Record.Choices() {
+		polls = append(polls, c.Poll)
+	}
+	slices.Sort(polls)
+	return slices.Compact(polls)
+}
+
+// archive compares the archive's rows with the acked votes, one by one.
+func (j *judge) archive(ctx context.Context) error {
+	m := newMatcher(j.p.Record, j.r)
+	reader := &archiveReader{
+		blobs: j.p.Blobs, wanted: map[string]bool{}, seen: map[string]bool{}, each: m.row,
+		progress: func(rows int64) { j.tell("archive: %d of about %d rows compared", rows, j.r.Acked) },
+	}
+	for _, poll := range j.polls() {
+		reader.wanted[poll] = true
+	}
+	if err := reader.read(ctx); err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+	j.r.RepeatedFrames = reader.repeated
+	m.end()
+	return nil
+}
+
+// tallies compares what was counted with the acked votes, option by option.
+func (j *judge) tallies(ctx context.Context) error {
+	choices := j.p.Record.Choices()
+	for _, poll := range j.polls() {
+		results, err := j.p.Store.Results(ctx, poll)
+		if errors.Is(err, vote.ErrPollNotFound) {
+			results, err = vote.Results{}, nil
+		}
+		if err != nil {
+			return fmt.Errorf("tally: %w", err)
+		}
+		if n := results.Ledger.Pending(); n != 0 {
+			j.r.problem("poll %s: %d votes are pending", poll, n)
+		}
+		left := maps.Clone(results.Tally)
+		for i, c := range choices {
+			if c.Poll != poll {
+				continue
+			}
+			counted := left[c.Option]
+			delete(left, c.Option)
+			j.r.Options[i].Counted = counted
+			j.r.Counted += counted
+			j.compare(c, j.r.Options[i].Acked, counted)
+		}
+		for _, option := range slices.Sorted(maps.Keys(left)) {
+			j.r.Counted += left[option]
+			j.compare(Choice{poll, option}, 0, left[option])
+		}
+	}
+	return nil
+}
+
+func (j *judge) compare(c Choice, acked, counted int64) {
+	j.r.Undercounted += max(0, acked-counted)
+	j.r.Overcounted += max(0, counted-acked)
+	if acked != counted {
+		j.r.problem("tally of %s: %d, but %d were acknowledged", c, counted, acked)
+	}
+}
+
+func (j *judge) audit(ctx context.Context) error {
+	report, err := audit.Audit(ctx, audit.Params{
+		Source: j.p.Store, Shards: j.p.Store.Shards(), Polls: j.polls(), Recount: true, Blobs: j.p.Blobs,
+		Progress: func(done, total int64) { j.tell("audit: %d of %d votes recounted", done, total) },
+	})
+	if err != nil {
+		return fmt.Errorf("audit: %w", err)
+	}
+	for _, d := range report.Differences {
+		j.r.problem("audit: shard %d, poll %q: %s", d.Shard, d.Poll, d.What)
+	}
+	if report.Unreadable > 0 {
+		j.r.problem("audit: %d elements of the queue can't be read", report.Unreadable)
+	}
+	return nil
+}
+
+// sumUp makes a problem of everything that must be zero.
+func (j *judge) sumUp() {
+	for _, n := range []struct {
+		votes int64
+		what  string
+	}{
+		{j.r.Lost, "acknowledged votes are not in the archive (lost)"},
+		{j.r.Doubled, "rows of the archive are there once too often (doubled)"},
+		{j.r.Invented, "rows of the archive have an id that was never acknowledged (invented)"},
+		{j.r.WrongOption, "rows of the archive have another option than was voted for"},
+		{j.r.SharedIDs, "receipts were given to more than one vote"},
+		{j.r.WrongAcks, "acknowledgements were for another vote than the one sent"},
+		{j.r.Unsettled, "votes had no answer to the end, so that nothing can be said of them"},
+	} {
+		if n.votes > 0 {
+			j.r.problem("%d %s", n.votes, n.what)
+		}
+	}
+	if j.r.Sent != j.r.Acked+j.r.Refused+j.r.Unsettled {
+		j.r.problem("%d votes were sent, but %d + %d + %d were settled or given up: the client still runs",
+			j.r.Sent, j.r.Acked, j.r.Refused, j.r.Unsettled)
+	}
+}

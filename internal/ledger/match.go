@@ -1,0 +1,95 @@
+package ledger
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+)
+
+// matcher compares the archive's rows with the acked votes, id by id.
+type matcher struct {
+	choices []Choice
+	place   map[Choice]int
+	ids     [][]uuid.UUID // sorted, by choice
+	found   [][]uint64    // a bit for each id
+	r       *Result
+}
+
+func newMatcher(record *Record, r *Result) *matcher {
+	m := &matcher{choices: record.Choices(), place: map[Choice]int{}, r: r}
+	for i, c := range m.choices {
+		m.place[c] = i
+		m.ids = append(m.ids, record.sorted(i))
+		m.found = append(m.found, make([]uint64, len(m.ids[i])/64+1))
+	}
+	return m
+}
+
+// row takes a row of the archive.
+func (m *matcher) row(c Choice, id uuid.UUID) {
+	m.r.Archived++
+	choice, known := m.place[c]
+	if known {
+		m.r.Options[choice].Archived++
+		if at, ok := m.find(choice, id); ok {
+			m.mark(choice, at, id)
+			return
+		}
+	}
+	for other := range m.choices {
+		if at, ok := m.find(other, id); ok {
+			m.r.WrongOption++
+			m.r.example("wrong option: %s was voted as %s and archived as %s", id, m.choices[other], c)
+			m.mark(other, at, id)
+			return
+		}
+	}
+	m.r.Invented++
+	m.r.example("invented: %s for %s was never acknowledged", id, c)
+}
+
+// mark notes that an id was found. An id that was acknowledged twice may be
+// found twice: that it was is told elsewhere.
+func (m *matcher) mark(choice, at int, id uuid.UUID) {
+	ids, found := m.ids[choice], m.found[choice]
+	for ; at < len(ids) && ids[at] == id; at++ {
+		if bit := uint64(1) << (at % 64); found[at/64]&bit == 0 {
+			found[at/64] |= bit
+			return
+		}
+	}
+	m.r.Doubled++
+	m.r.example("doubled: %s for %s is in the archive more than once", id, m.choices[choice])
+}
+
+// end counts what was never found, and ids that stand for more than one vote.
+// (Where those are for different options, one of the two is lost.)
+func (m *matcher) end() {
+	for choice, ids := range m.ids {
+		for i, id := range ids {
+			if m.found[choice][i/64]&(1<<(i%64)) == 0 {
+				m.r.Lost++
+				m.r.example("lost: %s for %s was acknowledged and is not in the archive", id, m.choices[choice])
+			}
+			if i > 0 && ids[i-1] == id {
+				m.r.SharedIDs++
+				m.r.example("shared id: %s is the receipt of two votes for %s", id, m.choices[choice])
+			}
+		}
+	}
+}
+
+func (m *matcher) find(choice int, id uuid.UUID) (int, bool) {
+	return slices.BinarySearchFunc(m.ids[choice], id, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
+}
+
+// maxExamples bounds the examples of a result.
+const maxExamples = 20
+
+func (r *Result) example(format string, args ...any) {
+	if len(r.Examples) < maxExamples {
+		r.Examples = append(r.Examples, fmt.Sprintf(format, args...))
+	}
+}
