@@ -5,8 +5,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
+	"log/slog"
 	"net"
 	"os"
 
@@ -38,6 +37,15 @@ func run(ctx context.Context) (err error) {
 		log.Warn(w)
 	}
 	redisstore.DiscardClientLog()
+	// What may be a wrong setting comes before Redis is started.
+	blobs, err := service.OpenArchive(ctx, cfg.Archive)
+	if err != nil {
+		return err
+	}
+	polls, err := readPolls(cfg.HTTP.PollsFile)
+	if err != nil {
+		return err
+	}
 
 	server := &redisServer{}
 	options := redisstore.Options{URL: cfg.Redis.URL.Reveal(), PasswordFile: cfg.Redis.PasswordFile, Shards: cfg.Redis.Shards}
@@ -54,13 +62,9 @@ func run(ctx context.Context) (err error) {
 		return config.Usagef("%v", err)
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	blobs, err := service.OpenArchive(ctx, cfg.Archive)
-	if err != nil {
-		return err
-	}
 
 	base := service.NewBase(store, daemon.NewRegistry("allinone", version, commit), log)
-	setup, err := base.Setup(cfg.HTTP.PollsFile, demoPolls(cfg.HTTP.PollsFile)...)
+	setup, err := base.Setup("", polls...)
 	if err != nil {
 		return err
 	}
@@ -69,6 +73,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	services := []service.Service{
+		{Parts: []daemon.Part{{Name: "greeting", Run: greeting(cfg, addr, log)}}},
 		api,
 		service.Consumer(base, cfg.Count, cfg.Owner),
 		service.Archiver(base, blobs, cfg.Batch, cfg.Owner),
@@ -77,42 +82,38 @@ func run(ctx context.Context) (err error) {
 		// Last, since all others need it.
 		services = append(services, service.Service{Parts: []daemon.Part{{Name: "redis", Run: server.run}}})
 	}
-	if err := greet(os.Stdout, addr, cfg.HTTP.PollsFile == ""); err != nil {
-		return err
-	}
 	return base.Run(ctx, cfg.Daemon, setup, services...)
 }
 
-// demoPolls is the poll that opens when there is no polls file.
-func demoPolls(pollsFile string) []pollfile.Definition {
-	if pollsFile != "" {
-		return nil
+// readPolls reads the polls file. Without one, a demo poll opens.
+func readPolls(name string) ([]pollfile.Definition, error) {
+	if name == "" {
+		return []pollfile.Definition{{Poll: vote.Poll{
+			ID: "demo", Title: "Quem você quer eliminar?", Results: vote.ResultsLive,
+			Options: []vote.Option{{ID: "ana", Name: "Ana"}, {ID: "bruno", Name: "Bruno"}, {ID: "carla", Name: "Carla"}},
+		}}}, nil
 	}
-	return []pollfile.Definition{{Poll: vote.Poll{
-		ID: "demo", Title: "Quem você quer eliminar?", Results: vote.ResultsLive,
-		Options: []vote.Option{{ID: "ana", Name: "Ana"}, {ID: "bruno", Name: "Bruno"}, {ID: "carla", Name: "Carla"}},
-	}}}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, config.Usagef("polls-file %q: %v", name, err)
+	}
+	polls, err := pollfile.Parse(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, config.Usagef("polls-file %q: %v", name, err)
+	}
+	return polls, nil
 }
 
-// greet says where to vote and how to see the totals.
-func greet(w io.Writer, addr net.Addr, demo bool) error {
-	url := "http://" + addr.String()
-	if tcp, ok := addr.(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
-		url = fmt.Sprintf("http://localhost:%d", tcp.Port)
+// greeting says where to vote and how to see the totals, once all addresses are
+// taken.
+func greeting(cfg config.Allinone, addr net.Addr, log *slog.Logger) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		log.Info("api takes votes", "addr", addr.String())
+		if err := greet(os.Stdout, cfg, addr); err != nil {
+			// It still works; whoever started it may have closed the pipe.
+			log.Warn("the greeting could not be printed", "err", err)
+		}
+		<-ctx.Done()
+		return nil
 	}
-	poll, option := "POLL", "OPTION"
-	if demo {
-		poll, option = "demo", "ana"
-	}
-	_, err := fmt.Fprintf(w, `Paredão is running.
-
-  vote     curl -X POST %[1]s/polls/%[2]s/votes -d option=%[3]s
-  results  curl %[1]s/polls/%[2]s/results
-  totals   bin/tally
-  stop     Ctrl-C
-`, url, poll, option)
-	if err != nil {
-		return fmt.Errorf("write: %w", err)
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -36,8 +37,11 @@ compared with it.
 Exit code 3: something does not add up; what, is said on standard output.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkIDs(args); err != nil {
+				return err
+			}
 			return a.withStore(cmd.Context(), func(s *redisstore.Store) error {
-				polls, err := auditedPolls(cmd, s, args)
+				polls, err := auditedPolls(cmd.Context(), s, args)
 				if err != nil {
 					return err
 				}
@@ -58,12 +62,18 @@ Exit code 3: something does not add up; what, is said on standard output.`,
 	return c
 }
 
-func auditedPolls(cmd *cobra.Command, s *redisstore.Store, ids []string) ([]string, error) {
+// auditedPolls are those that were named, each once, or all.
+func auditedPolls(ctx context.Context, s *redisstore.Store, ids []string) ([]string, error) {
 	if len(ids) == 0 {
-		return s.PollIDs(cmd.Context())
+		all, err := s.PollIDs(ctx)
+		if err == nil && len(all) == 0 {
+			err = errNoPolls
+		}
+		return all, err
 	}
+	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
 	for _, id := range ids {
-		if _, err := s.Poll(cmd.Context(), id); err != nil {
+		if _, err := s.Poll(ctx, id); err != nil {
 			return nil, err
 		}
 	}
@@ -79,7 +89,7 @@ func (a *app) runAudit(cmd *cobra.Command, p audit.Params) error {
 		return err
 	}
 	if !report.OK() {
-		return &exitError{exitDifference, fmt.Errorf("the audit found %d differences, the first: %s",
+		return &exitError{exitDifference, fmt.Errorf("the audit found a difference (%d in all): %s",
 			len(report.Differences), describe(report.Differences[0]))}
 	}
 	return nil
@@ -89,13 +99,22 @@ func (a *app) writeAudit(w io.Writer, r *audit.Report) error {
 	s := &sheet{head: []string{
 		"poll", "accepted", "counted", "queued", "dead", "dropped", "archived", "awaiting_archive", "recounted", "ok",
 	}}
+	if a.output == "csv" { // a table has them below
+		s.head = append(s.head, "differences")
+	}
 	for _, p := range r.Polls {
 		recounted := ""
 		if p.Recounted != nil {
 			recounted = itoa(*p.Recounted)
 		}
-		s.add(p.Poll, itoa(p.Accepted), itoa(p.Counted), itoa(p.Queued), itoa(p.Dead), itoa(p.Dropped),
-			itoa(p.Archived), itoa(p.Awaiting), recounted, strconv.FormatBool(p.OK))
+		row := []string{
+			p.Poll, itoa(p.Accepted), itoa(p.Counted), itoa(p.Queued), itoa(p.Dead), itoa(p.Dropped),
+			itoa(p.Archived), itoa(p.Awaiting), recounted, strconv.FormatBool(p.OK),
+		}
+		if a.output == "csv" {
+			row = append(row, differencesOf(p.Poll, r))
+		}
+		s.add(row...)
 	}
 	if err := a.write(w, r, s); err != nil || a.output != "table" {
 		return err
@@ -109,8 +128,21 @@ func (a *app) writeAudit(w io.Writer, r *audit.Report) error {
 	if !r.OK() {
 		verdict = "It does not add up."
 	}
-	_, err := fmt.Fprintf(w, "%s As of %s.\n", verdict, r.AsOf.Format(time.RFC3339Nano))
-	return err
+	if _, err := fmt.Fprintf(w, "%s As of %s.\n", verdict, r.AsOf.Format(time.RFC3339Nano)); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// differencesOf are those of a poll, and those of no poll in particular.
+func differencesOf(poll string, r *audit.Report) string {
+	var out []string
+	for _, d := range r.Differences {
+		if d.Poll == poll || d.Poll == "" {
+			out = append(out, describe(d))
+		}
+	}
+	return strings.Join(out, "; ")
 }
 
 // describe says a difference on one line.
@@ -137,6 +169,9 @@ Redis. A frame that was archived twice is counted once. Votes that are not yet
 archived are not in it.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkIDs(args); err != nil {
+				return err
+			}
 			return a.withArchive(cmd.Context(), func(b blobstore.Store) error {
 				bar := newBar(cmd.ErrOrStderr(), "recounting")
 				totals, err := audit.Recount(cmd.Context(), b, args, bar.progress)
@@ -191,9 +226,11 @@ func (a *app) writeRecount(w io.Writer, t *audit.Totals) error {
 	if err := a.write(w, out, s); err != nil || a.output != "table" {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "%d batches, %d objects, %d frames; %d frames were archived more than once and counted once.\n",
-		t.Batches, t.Objects, t.Frames, t.Repeated)
-	return err
+	if _, err := fmt.Fprintf(w, "%d batches, %d objects, %d frames; %d frames were archived more than once and counted once.\n",
+		t.Batches, t.Objects, t.Frames, t.Repeated); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
 }
 
 // bar shows progress on a terminal, and nothing elsewhere.

@@ -28,7 +28,7 @@ type deadElement struct {
 func (a *app) deadCommand() *cobra.Command {
 	return group("dead", "List, requeue or drop elements that no consumer could read",
 		&cobra.Command{
-			Use: "list", Short: "List the dead elements", Args: usageArgs(cobra.NoArgs),
+			Use: "list", Short: "List the dead elements", Args: noArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return a.withStore(cmd.Context(), func(s *redisstore.Store) error { return a.listDead(cmd, s) })
 			},

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"paredao/internal/config"
@@ -21,5 +22,11 @@ func run(ctx context.Context) error {
 	root.SetArgs(os.Args[1:])
 	root.SetOut(os.Stdout)
 	root.SetErr(os.Stderr)
-	return root.ExecuteContext(ctx)
+	err := root.ExecuteContext(ctx)
+	if errors.Is(err, context.Canceled) {
+		// For a daemon that is a stop like any other; here the work is not done,
+		// and a script must not go on as if it were.
+		return &exitError{exitFailed, errors.New("interrupted")}
+	}
+	return err
 }

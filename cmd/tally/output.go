@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/csv"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/mattn/go-isatty"
 )
@@ -44,30 +45,35 @@ func writeJSON(w io.Writer, value any) error {
 	return nil
 }
 
+// csv writes RFC 4180. encoding/csv would change the line breaks within a cell.
 func (s *sheet) csv(w io.Writer) error {
-	c := csv.NewWriter(w)
-	c.UseCRLF = true // RFC 4180
-	rows := append([][]string{s.head}, s.rows...)
-	for _, row := range rows {
-		cells := make([]string, len(row))
+	var b strings.Builder
+	for _, row := range append([][]string{s.head}, s.rows...) {
 		for i, cell := range row {
-			cells[i] = inert(cell)
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			if cell = inert(cell); strings.ContainsAny(cell, ",\"\r\n") {
+				cell = `"` + strings.ReplaceAll(cell, `"`, `""`) + `"`
+			}
+			b.WriteString(cell)
 		}
-		if err := c.Write(cells); err != nil {
-			return fmt.Errorf("write: %w", err)
-		}
+		b.WriteString("\r\n")
 	}
-	c.Flush()
-	if err := c.Error(); err != nil {
+	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	return nil
 }
 
+// formulaStarts begin what a spreadsheet runs: = + - @, their full-width forms,
+// and blanks that some programs take off first.
+const formulaStarts = "=+-@\uFF1D\uFF0B\uFF0D\uFF20\t\r\n"
+
 // inert keeps a spreadsheet from running a cell as a formula, by the quote that
 // marks text there (OWASP, CSV injection).
 func inert(cell string) string {
-	if cell != "" && strings.ContainsRune("=+-@\t\r\n", rune(cell[0])) {
+	if first, _ := utf8.DecodeRuneInString(cell); cell != "" && strings.ContainsRune(formulaStarts, first) {
 		return "'" + cell
 	}
 	return cell
@@ -90,16 +96,19 @@ func (s *sheet) table(w io.Writer) error {
 	return nil
 }
 
-// printable keeps a poll's text from steering the terminal.
+// printable keeps a poll's text from steering the terminal: line breaks and all
+// kinds of blanks become a blank, and other characters that show nothing are
+// replaced, but for the joiners that emoji and some scripts are written with.
 func printable(s string) string {
+	const nonJoiner, joiner = '\u200C', '\u200D'
 	return strings.Map(func(r rune) rune {
-		if r == '\t' || r == '\n' || r == '\r' {
+		switch {
+		case unicode.IsSpace(r):
 			return ' '
+		case strconv.IsPrint(r), r == nonJoiner, r == joiner:
+			return r
 		}
-		if !strconv.IsPrint(r) {
-			return '\uFFFD'
-		}
-		return r
+		return unicode.ReplacementChar
 	}, s)
 }
 

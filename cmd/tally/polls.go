@@ -44,12 +44,12 @@ What has happened stays: a poll that has opened does not become scheduled again,
 and one that has closed does not open again ("kept"). The options of a poll with
 votes can't change; names, titles and a closing time to come may.`,
 		Example: "  tally polls apply -f polls.yaml\n  cat polls.json | tally polls apply -f -",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file == "" {
 				return config.Usagef("tally polls apply needs -f FILE, or -f - for standard input")
 			}
-			defs, err := readPolls(cmd.InOrStdin(), file)
+			defs, err := readPolls(cmd.Context(), cmd.InOrStdin(), file)
 			if err != nil {
 				return err
 			}
@@ -78,9 +78,9 @@ votes can't change; names, titles and a closing time to come may.`,
 	return c
 }
 
-func readPolls(stdin io.Reader, file string) ([]pollfile.Definition, error) {
+func readPolls(ctx context.Context, stdin io.Reader, file string) ([]pollfile.Definition, error) {
 	if file == "-" {
-		return pollfile.Parse(stdin)
+		return parseStdin(ctx, stdin)
 	}
 	f, err := os.Open(file)
 	if err != nil {
@@ -93,22 +93,44 @@ func readPolls(stdin io.Reader, file string) ([]pollfile.Definition, error) {
 	return defs, nil
 }
 
+// parseStdin does not wait for input when ctx is done.
+func parseStdin(ctx context.Context, stdin io.Reader) ([]pollfile.Definition, error) {
+	type parsed struct {
+		defs []pollfile.Definition
+		err  error
+	}
+	done := make(chan parsed, 1)
+	go func() {
+		defs, err := pollfile.Parse(stdin)
+		done <- parsed{defs, err}
+	}()
+	select {
+	case p := <-done:
+		return p.defs, p.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 func (a *app) pollsList() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List all polls", Args: usageArgs(cobra.NoArgs),
+		Use: "list", Short: "List all polls", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.showPolls(cmd, nil) },
 	}
 }
 
 func (a *app) pollsShow() *cobra.Command {
 	return &cobra.Command{
-		Use: "show POLL", Short: "Show a poll's definition and status", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "show POLL", Short: "Show a poll's definition and status", Args: onePoll,
 		RunE: func(cmd *cobra.Command, args []string) error { return a.showPolls(cmd, args) },
 	}
 }
 
 // showPolls shows all polls in a list, or one with its options.
 func (a *app) showPolls(cmd *cobra.Command, ids []string) error {
+	if err := checkIDs(ids); err != nil {
+		return err
+	}
 	return a.withStore(cmd.Context(), func(s *redisstore.Store) error {
 		polls, err := pollsNamed(cmd.Context(), s, ids)
 		if err != nil {
@@ -149,8 +171,11 @@ func when(t time.Time) string {
 
 func (a *app) pollsWindow(use, short, long string, do func(*redisstore.Store, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{
-		Use: use + " POLL", Short: short, Long: long, Args: usageArgs(cobra.ExactArgs(1)),
+		Use: use + " POLL", Short: short, Long: long, Args: onePoll,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkIDs(args); err != nil {
+				return err
+			}
 			return a.withStore(cmd.Context(), func(s *redisstore.Store) error {
 				if err := do(s, cmd.Context(), args[0]); err != nil {
 					return err

@@ -33,7 +33,7 @@ func (a *app) queueCommand() *cobra.Command {
 		Long: `Shows, for each shard, the votes and frames that wait to be counted, the age of
 the oldest, the consumer and the archiver that work on it, the counted votes that
 await archiving, and the dead elements that no consumer could read.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withStore(cmd.Context(), func(s *redisstore.Store) error {
 				queues, err := s.Queues(cmd.Context())

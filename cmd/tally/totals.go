@@ -33,8 +33,16 @@ closed on every shard and nothing is pending.`,
   tally totals paredao-07 --final --timeout 5m`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if watch && final {
+			switch {
+			case watch && final:
 				return config.Usagef("--watch and --final exclude each other")
+			case timeout != 0 && !final:
+				return config.Usagef("--timeout goes with --final")
+			case timeout < 0:
+				return config.Usagef("wrong value %q for --timeout: must not be below 0", timeout)
+			}
+			if err := checkIDs(args); err != nil {
+				return err
 			}
 			return a.withStore(cmd.Context(), func(s *redisstore.Store) error {
 				switch {
@@ -56,6 +64,9 @@ closed on every shard and nothing is pending.`,
 	c.Flags().DurationVar(&timeout, "timeout", 0, "with --final: how long to wait (0: for ever)")
 	return c
 }
+
+// errNoPolls: to wait for no poll, or to audit none, would prove nothing.
+var errNoPolls = errors.New("this Redis has no polls; define some with tally polls apply -f FILE, or see --redis-url")
 
 // readTotals reads everything before anything is printed.
 func readTotals(ctx context.Context, s *redisstore.Store, ids []string) ([]vote.PollResults, error) {
@@ -90,13 +101,15 @@ func (a *app) writeTotals(w io.Writer, results []vote.PollResults, rates map[str
 		return s.csv(w)
 	}
 	if len(results) == 0 {
-		_, err := fmt.Fprintln(w, "No polls. Define some with: tally polls apply -f FILE")
-		return err
+		if _, err := fmt.Fprintln(w, "No polls. Define some with: tally polls apply -f FILE"); err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+		return nil
 	}
 	for i, r := range results {
 		if i > 0 {
 			if _, err := fmt.Fprintln(w); err != nil {
-				return err
+				return fmt.Errorf("write: %w", err)
 			}
 		}
 		if err := drawPoll(w, r, rates); err != nil {
@@ -181,22 +194,23 @@ func (a *app) final(ctx context.Context, w io.Writer, s *redisstore.Store, ids [
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	var open []string
+	open := "Redis has not answered"
 	for {
 		results, err := readTotals(ctx, s, ids)
 		switch {
+		case err == nil && len(results) == 0:
+			return errNoPolls
+		case err == nil && len(notFinal(results)) == 0:
+			return a.writeTotals(w, results, nil)
 		case err == nil:
-			open = notFinal(results)
-			if len(open) == 0 {
-				return a.writeTotals(w, results, nil)
-			}
+			open = strings.Join(notFinal(results), ", ")
 		case ctx.Err() == nil:
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("not final after %s: %s", timeout, strings.Join(open, ", "))
+				return fmt.Errorf("not final after %s: %s", timeout, open)
 			}
 			return ctx.Err()
 		case <-time.After(pollEvery / 4):

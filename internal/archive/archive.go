@@ -101,12 +101,13 @@ func (a *Archiver) Work(ctx context.Context, shard int) {
 				"shard", shard, "err", err)
 		}
 		a.p.Outage(err)
-		if did && err == nil {
-			wait = idleWait
-			continue
-		}
 		if err != nil {
 			wait = min(2*wait, 15*time.Second)
+		} else {
+			wait = idleWait
+			if did {
+				continue
+			}
 		}
 		select {
 		case <-ctx.Done():

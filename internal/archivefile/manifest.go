@@ -44,7 +44,7 @@ func ParseManifestName(name string) (shard int, sequence uint64, err error) {
 	dir, file, ok3 := strings.Cut(rest, "/")
 	shard, err1 := strconv.Atoi(dir)
 	sequence, err2 := strconv.ParseUint(file, 10, 64)
-	if !ok1 || !ok2 || !ok3 || err1 != nil || err2 != nil || ManifestName(shard, sequence) != name {
+	if !ok1 || !ok2 || !ok3 || err1 != nil || err2 != nil || shard < 0 || ManifestName(shard, sequence) != name {
 		return 0, 0, fmt.Errorf("%q is no manifest's name", name)
 	}
 	return shard, sequence, nil

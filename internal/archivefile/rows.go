@@ -149,6 +149,9 @@ type source struct {
 
 // ReadAt implements io.ReaderAt.
 func (s *source) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || off > s.Size() {
+		return 0, fmt.Errorf("the object names its own byte %d of %d", off, s.Size())
+	}
 	n, err := s.Object.ReadAt(p, off)
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.failed = err

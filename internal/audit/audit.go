@@ -80,13 +80,20 @@ const groupPolls = 50
 // Audit checks every shard and poll.
 func Audit(ctx context.Context, p Params) (*Report, error) {
 	report := &Report{Polls: []PollAudit{}, Differences: []Difference{}}
-	for polls := range slices.Chunk(p.Polls, groupPolls) {
+	groups := slices.Collect(slices.Chunk(p.Polls, groupPolls))
+	if len(groups) == 0 {
+		// A Redis that knows no poll may have lost them all: the archive tells.
+		groups = [][]string{{}}
+	}
+	var done int64
+	for _, polls := range groups {
 		group := p
 		group.Polls = polls
-		a := &auditor{p: group, polls: map[string]*PollAudit{}, report: report}
+		a := &auditor{p: group, all: p.Polls, polls: map[string]*PollAudit{}, report: report, done: done}
 		if err := a.run(ctx); err != nil {
 			return nil, err
 		}
+		done = a.done
 	}
 	// A difference of no poll in particular is one of every poll.
 	for i := range report.Polls {
@@ -96,10 +103,13 @@ func Audit(ctx context.Context, p Params) (*Report, error) {
 	return report, nil
 }
 
+// auditor audits a group of the polls.
 type auditor struct {
 	p      Params
+	all    []string // the polls of all groups
 	polls  map[string]*PollAudit
 	report *Report
+	done   int64 // votes read, for the progress over all groups
 }
 
 func (a *auditor) run(ctx context.Context) error {
@@ -181,7 +191,7 @@ func (a *auditor) recount(ctx context.Context, snaps []*shardSnapshot) error {
 	if err != nil {
 		return err
 	}
-	c := &recounter{blobs: a.p.Blobs, polls: a.p.Polls, seen: frameSet{}, progress: a.p.Progress, total: plan.votes,
+	c := &recounter{blobs: a.p.Blobs, polls: a.p.Polls, seen: frameSet{}, progress: a.p.Progress, done: a.done, total: plan.votes,
 		damaged: func(shard int, err error) { a.differ(shard, "", "archive: %v", err) }}
 	repeated := 0
 	for shard, snap := range snaps {
@@ -198,11 +208,12 @@ func (a *auditor) recount(ctx context.Context, snaps []*shardSnapshot) error {
 		repeated += totals.Repeated
 		a.compare(snap, totals)
 	}
+	a.done = c.done
 	// Each group of polls reads the same frames.
 	a.report.Repeated = max(a.report.Repeated, repeated)
 	// Only now are all known frames seen.
-	for shard, names := range plan.unknown {
-		for _, name := range names {
+	for shard := range snaps {
+		for _, name := range plan.unknown[shard] {
 			if err := a.ahead(ctx, shard, name, c.seen, snaps); err != nil {
 				return err
 			}
@@ -214,7 +225,8 @@ func (a *auditor) recount(ctx context.Context, snaps []*shardSnapshot) error {
 // plan sorts the manifests by whether Redis knew the batch at the snapshot.
 type plan struct {
 	known, unknown map[int][]string
-	votes          int64
+	// votes of all audited polls in the known batches, for the progress alone.
+	votes int64
 }
 
 func (a *auditor) plan(ctx context.Context, snaps []*shardSnapshot) (plan, error) {
@@ -234,7 +246,8 @@ func (a *auditor) plan(ctx context.Context, snaps []*shardSnapshot) (plan, error
 		}
 		sequences[shard] = append(sequences[shard], sequence)
 	}
-	for shard, list := range sequences {
+	for shard := range snaps {
+		list := sequences[shard]
 		batches, err := a.p.Source.Batches(ctx, shard, list)
 		if err != nil {
 			return p, err
@@ -256,7 +269,7 @@ func (a *auditor) plan(ctx context.Context, snaps []*shardSnapshot) (plan, error
 				}
 			case sequence <= snaps[shard].lastBatch:
 				p.known[shard] = append(p.known[shard], name)
-				p.votes += m.Votes
+				p.votes += votesOf(m, a.all)
 			}
 		}
 	}

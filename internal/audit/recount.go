@@ -66,13 +66,20 @@ func votesIn(ctx context.Context, blobs Blobs, names, polls []string) (int64, er
 		if err != nil {
 			return 0, err
 		}
-		for _, o := range m.Objects {
-			if wanted(polls, o.Poll) {
-				total += o.Rows
-			}
-		}
+		total += votesOf(m, polls)
 	}
 	return total, nil
+}
+
+// votesOf is what a manifest says of the polls.
+func votesOf(m *archivefile.Manifest, polls []string) int64 {
+	var votes int64
+	for _, o := range m.Objects {
+		if wanted(polls, o.Poll) {
+			votes += o.Rows
+		}
+	}
+	return votes
 }
 
 func wanted(polls []string, poll string) bool {

@@ -132,6 +132,7 @@ func (w *worker) chunk(ctx context.Context) (empty bool, err error) {
 		Elements: len(elements),
 		First:    vote.ElementID([]byte(elements[0])),
 		Last:     vote.ElementID([]byte(elements[len(elements)-1])),
+		Digest:   vote.ElementsDigest(elements),
 	}
 	accepted := w.add(commit, elements)
 	status, now, err := w.c.p.Queue.CommitCount(ctx, commit)

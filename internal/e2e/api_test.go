@@ -17,7 +17,7 @@ func TestRollingRestart(t *testing.T) {
 	s.start("consumer", "")
 	s.start("archiver", "")
 	apis := []*testkit.Process{s.start("api", ""), s.start("api", "")}
-	l := s.load(apis...)
+	l := s.load(steady, apis...)
 	restarts := 0
 	for end := time.Now().Add(faultTime()); time.Now().Before(end) || restarts < 4; {
 		for _, api := range apis {
@@ -31,7 +31,9 @@ func TestRollingRestart(t *testing.T) {
 		}
 	}
 	t.Logf("%d restarts", restarts)
-	s.judge(l)
+	r := s.judge(l)
+	// Whoever's vote was taken got its answer: SIGTERM cut no live request.
+	require.Zero(t, r.Replayed)
 }
 
 // Daemons with nothing to do cost next to nothing, and wake up for a vote.
@@ -61,7 +63,7 @@ func TestIdle(t *testing.T) {
 	testkit.Eventually(t, "the vote is counted", func() bool { return consumer.Metric(n) == 2 })
 	seconds := consumer.Metric(sum) - before
 	t.Logf("counted %.1f ms after it was accepted", seconds*1000)
-	if *checkLatency {
+	if *idleSeconds >= 1000 {
 		require.Less(t, seconds, 0.1)
 	}
 }

@@ -67,7 +67,7 @@ func (k *killer) check(d time.Duration) {
 func TestKilledWorkers(t *testing.T) {
 	s := newStack(t, 2)
 	k := newKiller(s, s.start("consumer", ""), s.start("consumer", ""), s.start("archiver", ""), s.start("archiver", ""))
-	l := s.load(s.start("api", ""))
+	l := s.load(steady, s.start("api", ""))
 	s.grow(l, 500)
 	k.run(faultTime())
 	k.check(faultTime())
@@ -83,7 +83,7 @@ func TestKilledWorkersAzure(t *testing.T) {
 	s.openArchive(blobstore.AzureCredentials{ConnectionString: azurite.ConnectionString()})
 
 	k := newKiller(s, s.start("consumer", ""), s.start("archiver", ""), s.start("archiver", ""))
-	l := s.load(s.start("api", ""))
+	l := s.load(steady, s.start("api", ""))
 	s.archived("before the service goes away")
 	k.run(faultTime() / 3)
 	azurite.Stop()

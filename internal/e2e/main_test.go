@@ -4,7 +4,10 @@
 //
 // By default a fault goes on for ten seconds. The long form is
 //
-//	go test ./internal/e2e -timeout 60m -e2e.seconds=60 -e2e.idle-seconds=1000 -e2e.latency
+//	go test ./internal/e2e -timeout 90m -e2e.seconds=60 -e2e.idle=1000
+//
+// With 1,000 idle seconds the latency of the vote after them is checked too,
+// which is a figure of a machine that does nothing else.
 package e2e
 
 import (
@@ -20,9 +23,8 @@ import (
 )
 
 var (
-	faultSeconds = flag.Int("e2e.seconds", 10, "how long each fault goes on")
-	idleSeconds  = flag.Int("e2e.idle-seconds", 20, "how long the idle daemons are watched")
-	checkLatency = flag.Bool("e2e.latency", false, "also check that a vote is counted within 100 ms; only on a machine that does nothing else")
+	faultSeconds = flag.Int("e2e.seconds", 10, "how long each fault goes on, in seconds")
+	idleSeconds  = flag.Int("e2e.idle", 20, "how long the idle daemons are watched, in seconds; from 1000 on, latency is checked too")
 )
 
 // faultTime is how long a test's fault goes on.

@@ -29,7 +29,7 @@ func TestPausedConsumer(t *testing.T) {
 	proxy := testkit.NewProxy(t, s.redis.Addr())
 	paused := s.start("consumer", proxy.URL())
 	s.start("archiver", "")
-	l := s.load(s.start("api", ""))
+	l := s.load(steady, s.start("api", ""))
 	testkit.Eventually(t, "the consumer counts", func() bool { return paused.Metric("paredao_votes_counted_total") > 0 })
 
 	held, release := proxy.HoldNext(countCommit)
@@ -58,7 +58,7 @@ func TestPausedConsumer(t *testing.T) {
 func TestTwoConsumersOnOneShard(t *testing.T) {
 	s := newStack(t, 1)
 	s.start("archiver", "")
-	l := s.load(s.start("api", ""))
+	l := s.load(fullSpeed, s.start("api", ""))
 
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()

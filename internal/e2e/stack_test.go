@@ -91,12 +91,16 @@ type load struct {
 	ended  chan struct{}
 }
 
-// loadRate is in votes a second: enough that there is always work in hand, and
-// not so much that the load generator takes the machine from what it tests.
-const loadRate = 2500
+// Rates of a load, in votes a second. A steady one always leaves work in hand,
+// in small frames, and does not take the machine from what it tests. At full
+// speed the frames are large, and compressed.
+const (
+	steady    = 2500
+	fullSpeed = 0
+)
 
 // load starts to post votes to the apis, among them some that must be refused.
-func (s *stack) load(apis ...*testkit.Process) *load {
+func (s *stack) load(rate float64, apis ...*testkit.Process) *load {
 	s.t.Helper()
 	choices := []ledger.Choice{
 		{Poll: openPoll, Option: "ana"}, {Poll: openPoll, Option: "bruno"}, {Poll: openPoll, Option: "carla"},
@@ -109,7 +113,7 @@ func (s *stack) load(apis ...*testkit.Process) *load {
 		urls = append(urls, api.Ready().URL())
 	}
 	client, err := ledger.NewClient(ledger.Params{
-		URLs: urls, Choices: choices, Source: source, Connections: 64, Rate: loadRate,
+		URLs: urls, Choices: choices, Source: source, Connections: 64, Rate: rate,
 		Timeout: 5 * time.Second, Patience: 2 * time.Minute,
 	})
 	require.NoError(s.t, err)

@@ -225,10 +225,12 @@ func (s *Server) answer(rc *fasthttp.RequestCtx, p *problem) {
 // fail answers an error, counts it and logs it.
 func (s *Server) fail(c *fiber.Ctx, err error) error {
 	p := toProblem(err)
-	id := p.send(c)
 	if c.Method() == fiber.MethodPost {
 		s.p.Rejected.WithLabelValues(p.Code).Inc()
+	} else if p.Code == "queue-unavailable" {
+		p.Detail = "This can't be read at the moment. Try again."
 	}
+	id := p.send(c)
 	level := slog.LevelInfo
 	if p.Status >= http.StatusInternalServerError {
 		level = slog.LevelWarn

@@ -35,8 +35,8 @@ type Params struct {
 	Duration time.Duration
 	// Timeout bounds each attempt.
 	Timeout time.Duration
-	// Patience is how long votes of unknown fate are repeated after the last
-	// one was posted. It must be shorter than the api's idempotency-ttl.
+	// Patience is how long a vote of unknown fate is sent again. It must be
+	// shorter than the api's idempotency-ttl.
 	Patience time.Duration
 }
 
@@ -84,9 +84,8 @@ func (c *Client) Record() *Record { return c.record }
 // Run has returned.
 func (c *Client) Took() time.Duration { return c.took }
 
-// Run posts votes until the source ends, Duration is over, or ctx is done. Then
-// it repeats the votes of unknown fate until each is settled, or Patience is
-// over.
+// Run posts votes until the source ends, Duration is over, or ctx is done, and
+// each vote is settled or its Patience is over.
 func (c *Client) Run(ctx context.Context) {
 	start := time.Now()
 	if c.p.Duration > 0 {
@@ -94,41 +93,16 @@ func (c *Client) Run(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, c.p.Duration)
 		defer cancel()
 	}
-	settle, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
 	var wg sync.WaitGroup
-	// Posting ends with ctx, or for all when the source has no more.
-	ctx, last := context.WithCancel(ctx)
-	defer last()
 	for i := range c.p.Connections {
-		wg.Go(func() {
-			if c.work(ctx, settle, i, start) {
-				last()
-			}
-		})
+		wg.Go(func() { c.work(ctx, i, start) })
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		wg.Wait()
-	}()
-	select {
-	case <-ctx.Done():
-		timer := time.NewTimer(c.p.Patience)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-			giveUp()
-		case <-ended:
-		}
-	case <-ended:
-	}
-	<-ended
+	wg.Wait()
 	c.took = time.Since(start)
 }
 
-// work posts one vote after the other. True: the source has no more.
-func (c *Client) work(ctx, settle context.Context, i int, start time.Time) (exhausted bool) {
+// work posts one vote after the other.
+func (c *Client) work(ctx context.Context, i int, start time.Time) {
 	cn := &conn{targets: c.targets, at: i % len(c.targets), timeout: c.p.Timeout}
 	defer cn.close()
 	var seed [32]byte
@@ -137,12 +111,11 @@ func (c *Client) work(ctx, settle context.Context, i int, start time.Time) (exha
 	for c.turn(ctx, start) {
 		choice, ok := c.p.Source()
 		if !ok {
-			return true
+			return
 		}
 		c.record.addSent(choice)
-		c.settle(settle, cn, choice, newKey(keys))
+		c.settle(cn, choice, newKey(keys))
 	}
-	return false
 }
 
 // turn waits until the next vote may be sent; false: no more.
@@ -169,10 +142,12 @@ func newKey(keys *rand.ChaCha8) string {
 	return id.String()
 }
 
-// settle sends a vote until it is acked or refused, or ctx is done.
-func (c *Client) settle(ctx context.Context, cn *conn, choice int, key string) {
+// settle sends a vote until it is acked or refused, or Patience is over. Not
+// even the end of posting cuts that short.
+func (c *Client) settle(cn *conn, choice int, key string) {
 	const minWait, maxWait = 10 * time.Millisecond, 500 * time.Millisecond
 	want := c.p.Choices[choice]
+	giveUp := time.Now().Add(c.p.Patience)
 	for wait := minWait; ; wait = min(2*wait, maxWait) {
 		a, err := cn.post(want, key)
 		switch {
@@ -191,14 +166,11 @@ func (c *Client) settle(ctx context.Context, cn *conn, choice int, key string) {
 				return
 			}
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if time.Now().Add(wait).After(giveUp) {
 			c.record.addUnsettled(choice)
 			return
 		}
+		<-time.After(wait)
 	}
 }
 

@@ -116,7 +116,7 @@ type JudgeParams struct {
 	Record *Record
 	// Timeout is how long the drain may take. Redis may be away meanwhile.
 	Timeout time.Duration
-	// Progress, if set, is told in words how far it is, not more than twice a
+	// Progress, if set, is told in words how far it is, not more than once a
 	// second.
 	Progress func(string)
 }
@@ -150,7 +150,7 @@ type judge struct {
 }
 
 func (j *judge) tell(format string, args ...any) {
-	if j.p.Progress == nil || time.Since(j.told) < 500*time.Millisecond {
+	if j.p.Progress == nil || time.Since(j.told) < time.Second {
 		return
 	}
 	j.told = time.Now()
@@ -235,7 +235,7 @@ func (j *judge) polls() []string {
 func (j *judge) archive(ctx context.Context) error {
 	m := newMatcher(j.p.Record, j.r)
 	reader := &archiveReader{
-		blobs: j.p.Blobs, wanted: map[string]bool{}, seen: map[string]bool{}, each: m.row,
+		blobs: j.p.Blobs, wanted: map[string]bool{}, seen: frames{}, each: m.row,
 		progress: func(rows int64) { j.tell("archive: %d of about %d rows compared", rows, j.r.Acked) },
 	}
 	for _, poll := range j.polls() {

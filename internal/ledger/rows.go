@@ -26,8 +26,8 @@ type archivedRow struct {
 type archiveReader struct {
 	blobs    audit.Blobs
 	wanted   map[string]bool // polls
-	seen     map[string]bool // frame ids
-	repeated int64           // frames that were archived again
+	seen     frames
+	repeated int64 // frames that were archived again
 	each     func(choice Choice, id uuid.UUID)
 	progress func(rows int64)
 	rows     int64
@@ -58,10 +58,13 @@ func (r *archiveReader) batch(ctx context.Context, name string) error {
 	}
 	again := make([]bool, len(m.Frames))
 	for i, frame := range m.Frames {
-		if again[i] = r.seen[frame]; again[i] {
+		fresh, err := r.seen.add(frame)
+		if err != nil {
+			return err
+		}
+		if again[i] = !fresh; again[i] {
 			r.repeated++
 		}
-		r.seen[frame] = true
 	}
 	for i := range m.Objects {
 		if !r.wanted[m.Objects[i].Poll] {
@@ -129,4 +132,25 @@ func (r *archiveReader) run(rows *parquet.GenericReader[archivedRow], poll strin
 		r.progress(r.rows)
 	}
 	return nil
+}
+
+// frames is a set of frame ids. A flusher numbers its frames one by one, so it
+// takes a bit for each: there may be as many frames as votes.
+type frames map[string]map[uint64]uint64
+
+// add tells whether the id is new.
+func (f frames) add(id string) (bool, error) {
+	parsed, err := vote.ParseFrameID(id)
+	if err != nil {
+		return false, err
+	}
+	words := f[parsed.Flusher]
+	if words == nil {
+		words = map[uint64]uint64{}
+		f[parsed.Flusher] = words
+	}
+	bit := uint64(1) << (parsed.Seq % 64)
+	old := words[parsed.Seq/64]
+	words[parsed.Seq/64] = old | bit
+	return old&bit == 0, nil
 }

@@ -9,8 +9,11 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
 
 	"paredao/internal/vote"
 )
@@ -22,7 +25,7 @@ type Definition struct {
 }
 
 // MaxBytes bounds a file: a thousand polls with a thousand options.
-const MaxBytes = 256 << 20
+const MaxBytes = 64 << 20
 
 type file struct {
 	Polls []poll `yaml:"polls"`
@@ -45,6 +48,25 @@ type option struct {
 	Name text `yaml:"name"`
 }
 
+// text is a scalar as it was written. YAML reads 007, 1.50 or 0x10 as numbers,
+// and an id must not become another one.
+type text string
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (t *text) UnmarshalYAML(n ast.Node) error {
+	switch n.(type) {
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		*t = text(n.GetToken().Value)
+		return nil
+	}
+	var s string
+	if err := yaml.NodeToValue(n, &s, yaml.Strict()); err != nil {
+		return err
+	}
+	*t = text(s)
+	return nil
+}
+
 // Parse reads a whole file. The error says everything that is wrong with it, on
 // one line, and then no definition is returned.
 func Parse(r io.Reader) ([]Definition, error) {
@@ -54,6 +76,10 @@ func Parse(r io.Reader) ([]Definition, error) {
 	}
 	if len(b) > MaxBytes {
 		return nil, fmt.Errorf("the polls file is larger than %d bytes", MaxBytes)
+	}
+	b = bytes.TrimPrefix(b, []byte("\ufeff")) // some editors put a byte order mark there
+	if !utf8.Valid(b) {
+		return nil, errors.New("the polls file is not UTF-8")
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict())
 	var f file
@@ -71,7 +97,7 @@ func Parse(r io.Reader) ([]Definition, error) {
 	}
 	var defs []Definition
 	var errs []string
-	seen := map[string]bool{}
+	seen := map[text]bool{}
 	for i, p := range f.Polls {
 		def, err := p.definition()
 		if seen[p.ID] {
@@ -89,14 +115,22 @@ func Parse(r io.Reader) ([]Definition, error) {
 	return defs, nil
 }
 
-func oneLine(s string) string { return strings.Join(strings.FieldsFunc(s, isBreak), "; ") }
-
-func isBreak(r rune) bool { return r == '\n' || r == '\r' }
+// oneLine makes an error fit for a line of a log or a terminal: it may quote
+// the file.
+func oneLine(s string) string {
+	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return utf8.RuneError
+	}, s)
+}
 
 func (p poll) definition() (Definition, error) {
-	def := Definition{Poll: vote.Poll{ID: p.ID, Title: p.Title, Results: p.Results}}
+	def := Definition{Poll: vote.Poll{ID: string(p.ID), Title: string(p.Title), Results: string(p.Results)}}
 	if def.Poll.Title == "" {
-		def.Poll.Title = p.ID
+		def.Poll.Title = string(p.ID)
 	}
 	if def.Poll.Results == "" {
 		def.Poll.Results = vote.ResultsLive
@@ -105,7 +139,7 @@ func (p poll) definition() (Definition, error) {
 		if o.Name == "" {
 			o.Name = o.ID
 		}
-		def.Poll.Options = append(def.Poll.Options, vote.Option{ID: o.ID, Name: o.Name})
+		def.Poll.Options = append(def.Poll.Options, vote.Option{ID: string(o.ID), Name: string(o.Name)})
 	}
 	var errs []error
 	if p.Limit != nil {
@@ -121,11 +155,11 @@ func (p poll) definition() (Definition, error) {
 	return def, errors.Join(errs...)
 }
 
-func parseTime(field, s string) (time.Time, error) {
+func parseTime(field string, s text) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
-	t, err := time.Parse(time.RFC3339, s)
+	t, err := time.Parse(time.RFC3339, string(s))
 	if err != nil {
 		return t, fmt.Errorf("%s %.40q is no time with a zone like 2026-01-20T22:00:00-03:00", field, s)
 	}

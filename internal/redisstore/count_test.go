@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -174,12 +175,12 @@ func TestDeadElements(t *testing.T) {
 		}
 		// Every run of them is told by its ends and its digest.
 		for n := 1; n <= len(elements); n++ {
-			c := e.plan(0, fmt.Sprint(n), elements[:n])
+			c := e.plan(0, strconv.Itoa(n), elements[:n])
 			c.Digest = strings.Repeat("0", 40)
 			e.commit(c, vote.CommitRefused, "another digest")
 		}
 		for i, el := range elements {
-			e.commit(e.plan(0, "one by one "+fmt.Sprint(i), []string{el}), vote.CommitDone, fmt.Sprintf("%.40q", el))
+			e.commit(e.plan(0, "one by one "+strconv.Itoa(i), []string{el}), vote.CommitDone, fmt.Sprintf("%.40q", el))
 		}
 		if dead := e.list("dead:{0}"); !slices.Equal(dead, garbage) {
 			e.Errorf("dead are %.80q", dead)

@@ -268,6 +268,61 @@ func TestTwoPollsOneClosed(t *testing.T) {
 	})
 }
 
+// The largest frame, with as much of everything as it can hold.
+func TestLargestBatch(t *testing.T) {
+	onBoth(t, 1, func(e *env) {
+		e.apply("p", "q")
+		ballots := make([]ballot, vote.MaxFrameVotes)
+		for i := range ballots {
+			ballots[i] = ballot{[]string{"p", "q"}[i%2], "ana", fmt.Sprintf("key %d", i/2)}
+		}
+		b := e.batch(0, "f", 1, ballots...)
+		first := e.send(b)
+		if first.Keys != nil {
+			e.Errorf("%d new keys had been used", len(first.Keys))
+		}
+		// All of them again, each second one for another option; and one new vote.
+		for i := range ballots {
+			ballots[i].option = []string{"ana", "bruno"}[i/2%2]
+		}
+		ballots[17].key = ""
+		out := e.send(e.batch(0, "g", 1, ballots...))
+		replayed := 0
+		for i, k := range out.Keys {
+			if !k.Reused {
+				replayed++
+			}
+			if k.Reused != (ballots[i].option == "bruno") || !k.Reused && k.First.ID != b.Keyed[i].ID {
+				e.Fatalf("vote %d: %+v", i, k)
+			}
+		}
+		if len(out.Keys) != len(ballots)-1 || replayed != len(ballots)/2-1 {
+			e.Errorf("%d of %d keys are known, %d replayed", len(out.Keys), len(ballots), replayed)
+		}
+		ids, headers := e.votesIn(0)
+		if len(ids) != vote.MaxFrameVotes+1 || len(headers[1].Refused) != vote.MaxFrameVotes-1 {
+			e.Errorf("%d votes, header %+v", len(ids), headers[1])
+		}
+		// As many polls as votes.
+		var polls []ballot
+		for i := range vote.MaxFrameVotes {
+			polls = append(polls, ballot{fmt.Sprintf("p%d", i), "ana", ""})
+			if i%4 == 0 {
+				e.apply(polls[i].poll)
+			}
+		}
+		out = e.send(e.batch(0, "h", 1, polls...))
+		for i, o := range out.Polls {
+			if (o == vote.PollAccepted) != (i%4 == 0) {
+				e.Fatalf("poll %d: %q", i, o)
+			}
+		}
+		e.count(0)
+		e.archiveAll(0)
+		e.conserved("p", "q", "p0", "p4", "p1020")
+	})
+}
+
 func TestFlusherLost(t *testing.T) {
 	onBoth(t, 1, func(e *env) {
 		e.apply("p")
@@ -308,7 +363,7 @@ func TestLives(t *testing.T) {
 		e.apply("p")
 		b := e.batch(0, "f", 1, ballot{"p", "ana", "k"})
 		idem := shardKeys(0).idem(b.Keyed[0].Key)
-		q := e.Store.Queue(10*time.Minute, 0, 0)
+		q := e.Queue(10*time.Minute, 0, 0)
 		e.must(q.Register(e.ctx(), 0, "f"))
 		_, err := q.Enqueue(e.ctx(), b)
 		e.must(err)
@@ -334,7 +389,7 @@ func TestLives(t *testing.T) {
 func TestKeyWithoutALife(t *testing.T) {
 	onBoth(t, 1, func(e *env) {
 		e.apply("p")
-		q := e.Store.Queue(0, 0, 0)
+		q := e.Queue(0, 0, 0)
 		e.must(q.Register(e.ctx(), 0, "f"))
 		out, err := q.Enqueue(e.ctx(), e.batch(0, "f", 1, ballot{"p", "ana", "k"}))
 		if err != nil || out.Polls[0] != vote.PollAccepted {

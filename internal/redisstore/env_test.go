@@ -80,11 +80,11 @@ func (e *env) open(o Options) *Store {
 	if err != nil {
 		e.Fatal(err)
 	}
-	e.T.Cleanup(func() { _ = s.Close() })
+	e.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
-func (e *env) ctx() context.Context { return e.T.Context() }
+func (e *env) ctx() context.Context { return e.Context() }
 
 func (e *env) must(err error) {
 	e.Helper()
@@ -94,7 +94,7 @@ func (e *env) must(err error) {
 }
 
 // queue is the store's side for votes, with keys that live an hour.
-func (e *env) queue() *Queue { return e.Store.Queue(time.Hour, 0, 0) }
+func (e *env) queue() *Queue { return e.Queue(time.Hour, 0, 0) }
 
 func definition(id string, options ...string) vote.Poll {
 	p := vote.Poll{ID: id, Title: "Who?", Results: vote.ResultsLive}

@@ -31,6 +31,9 @@ func (r *withRedis) Run() int {
 			defer f()
 		}
 	}()
+	if err := makeCertificate(r.TempDir()); err != nil {
+		r.Fatal(err)
+	}
 	shared = testkit.Redis(r)
 	return r.m.Run()
 }

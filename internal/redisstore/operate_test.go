@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -394,6 +395,44 @@ func TestSnapshotTellsOfRemovedDead(t *testing.T) {
 	})
 }
 
+// An answer of another form is an error, never a zero.
+func TestAnswers(t *testing.T) {
+	list := func(v ...any) []any { return v }
+	page := list(int64(1), int64(1), list("e"))
+	good := list(int64(1), page, page, page, int64(1), list("accepted:p", "1"), list(list("ana", "1")))
+	if got, err := asSnapshot(good); err != nil || got.Tallies[0]["ana"] != 1 || got.Ledgers["p"].Accepted != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	with := func(i int, v any) []any {
+		out := slices.Clone(good)
+		out[i] = v
+		return out
+	}
+	for name, v := range map[string]any{
+		"nil": nil, "text": "x", "short": good[:6], "long": append(slices.Clone(good), 1),
+		"now": with(0, "x"), "now is nil": with(0, nil), "no page": with(1, int64(1)), "short page": with(2, page[:2]),
+		"head": with(3, list("x", int64(1), page[2])), "from": with(1, list(int64(1), nil, page[2])),
+		"elements": with(1, list(int64(1), int64(1), "x")), "element": with(1, list(int64(1), int64(1), list(int64(1)))),
+		"done": with(4, "x"), "ledger": with(5, "x"), "ledger's field": with(5, list(int64(1), "x")),
+		"ledger's votes": with(5, list("accepted:p", nil)), "tallies": with(6, "x"), "tally": with(6, list("x")),
+		"tally's votes": with(6, list(list("ana", "x"))), "half a ledger": with(5, list("accepted:p")),
+	} {
+		if got, err := asSnapshot(v); !errors.Is(err, errAnswer) {
+			t.Errorf("snapshot, %s: %+v, %v", name, got, err)
+		}
+	}
+	for _, v := range []any{nil, list(), list("same", int64(1), int64(1)), list(int64(1), int64(1), int64(1), int64(1)), list("same", "x", int64(1), int64(1)), list("same", int64(1), nil, int64(1))} {
+		if _, _, err := asWindowAnswer(v); !errors.Is(err, errAnswer) {
+			t.Errorf("window, %v: %v", v, err)
+		}
+	}
+	for _, v := range []any{nil, list(int64(1), list()), list("x", list(), list()), list(int64(1), "x", list()), list(int64(1), list("p", "x"), list()), list(int64(1), list(), "x")} {
+		if _, err := asShardPolls(v); !errors.Is(err, errAnswer) {
+			t.Errorf("shard polls, %v: %v", v, err)
+		}
+	}
+}
+
 func TestBatches(t *testing.T) {
 	onBoth(t, 1, func(e *env) {
 		var all []uint64
@@ -403,7 +442,7 @@ func TestBatches(t *testing.T) {
 			all = append(all, i+1)
 			if i%2 == 0 {
 				want[i+1] = fmt.Sprintf("0-%d-x", i+1)
-				pipe.HSet(e.ctx(), "batches:{0}", fmt.Sprint(i+1), want[i+1])
+				pipe.HSet(e.ctx(), "batches:{0}", strconv.FormatUint(i+1, 10), want[i+1])
 			}
 		}
 		_, err := pipe.Exec(e.ctx())
@@ -423,13 +462,18 @@ func TestCheckShards(t *testing.T) {
 		if e.Shards() != 3 {
 			e.Errorf("Shards() = %d", e.Shards())
 		}
+		empty := e.dump()
+		e.must(e.SameShards(e.ctx()))
+		e.unchanged(empty, "looked at")
 		e.must(e.CheckShards(e.ctx()))
+		e.must(e.SameShards(e.ctx()))
 		before := e.dump()
 		e.must(e.CheckShards(e.ctx()))
 		other := e.open(Options{URL: "redis://" + e.addr, Shards: 2})
-		err := other.CheckShards(e.ctx())
-		if !errors.Is(err, vote.ErrShardsMismatch) || !strings.Contains(err.Error(), "2") || !strings.Contains(err.Error(), "set queue-shards to 3") {
-			e.Errorf("another number: %v", err)
+		for _, err := range []error{other.CheckShards(e.ctx()), other.SameShards(e.ctx())} {
+			if !errors.Is(err, vote.ErrShardsMismatch) || !strings.Contains(err.Error(), "is 2") || !strings.Contains(err.Error(), "set queue-shards to 3") {
+				e.Errorf("another number: %v", err)
+			}
 		}
 		e.unchanged(before, "checked again")
 	})

@@ -2,10 +2,10 @@ package redisstore
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -354,7 +354,7 @@ func normal(v any) any {
 	case []string: // elements: their headers have times
 		var ids []string
 		for _, el := range v {
-			ids = append(ids, fmt.Sprint(len(el)))
+			ids = append(ids, strconv.Itoa(len(el)))
 		}
 		return ids
 	case *vote.ArchiveBatch:

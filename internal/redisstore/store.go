@@ -244,8 +244,11 @@ func asPairs(v any) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(list)%2 != 0 {
+		return nil, fmt.Errorf("%w: no pairs", errAnswer)
+	}
 	out := make(map[string]string, len(list)/2)
-	for i := 0; i+1 < len(list); i += 2 {
+	for i := 0; i < len(list); i += 2 {
 		k, ok1 := list[i].(string)
 		val, ok2 := list[i+1].(string)
 		if !ok1 || !ok2 {

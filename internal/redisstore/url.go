@@ -61,7 +61,8 @@ func parseURL(raw string) (*redis.UniversalOptions, error) {
 		authority, path = rest[:i], rest[i+1:]
 	}
 	// What stands before an @ is a password, also where a / or ? cut it short.
-	if strings.ContainsRune(rawQuery, '@') || authority != "" && strings.ContainsRune(path, '@') {
+	socket := scheme == "unix" && (authority == "" || strings.HasSuffix(authority, "@"))
+	if strings.ContainsRune(rawQuery, '@') || !socket && strings.ContainsRune(path, '@') {
 		return nil, errors.New("has an @ behind a / or ?; in a user or password write / as %2F, ? as %3F and @ as %40")
 	}
 	for name := range query {
@@ -156,7 +157,10 @@ func hosts(authority, scheme string) ([]string, error) {
 		}
 		host, p, err := net.SplitHostPort(h)
 		if err != nil {
-			bare := strings.TrimSuffix(strings.TrimPrefix(h, "["), "]")
+			bare := h
+			if strings.HasPrefix(h, "[") && strings.HasSuffix(h, "]") {
+				bare = h[1 : len(h)-1]
+			}
 			if strings.Contains(h, ":") && net.ParseIP(bare) == nil {
 				return nil, errors.New("has a host that can't be read; an IPv6 address stands in brackets")
 			}

@@ -178,8 +178,8 @@ func FuzzParseURL(f *testing.F) {
 		case err == nil && o.DB < 0:
 			t.Errorf("%q: database %d", raw, o.DB)
 		}
-		if len(password) < 8 {
-			return
+		if !strings.Contains(password, "!") || len(password) < 2 {
+			return // could be a word of the error's own
 		}
 		for _, mark := range []string{":", "@"} {
 			with := strings.Replace(raw, mark, mark+password, 1)

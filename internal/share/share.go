@@ -81,6 +81,8 @@ type work struct {
 func (s *sharing) step(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.p.TTL)
 	defer cancel()
+	// Also when Redis goes away half-way.
+	defer func() { s.p.Owned.Set(float64(len(s.running))) }()
 	live, err := s.p.Members.Join(ctx)
 	if err != nil {
 		return err
@@ -106,7 +108,6 @@ func (s *sharing) step(ctx context.Context) error {
 			s.stop(shard)
 		}
 	}
-	s.p.Owned.Set(float64(len(s.running)))
 	return nil
 }
 

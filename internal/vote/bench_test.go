@@ -1,7 +1,7 @@
 package vote
 
 import (
-	"fmt"
+	"strconv"
 	"testing"
 )
 
@@ -39,7 +39,7 @@ func BenchmarkAppendVote(b *testing.B) {
 
 func BenchmarkCompress(b *testing.B) {
 	for _, n := range []int{4, 16, 100, MaxFrameVotes} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			c := codec(b)
 			body := lines(benchVotes(n))
 			buf := make([]byte, 0, len(body)+1024)
@@ -56,7 +56,7 @@ func BenchmarkCompress(b *testing.B) {
 
 func BenchmarkRead(b *testing.B) {
 	for _, n := range []int{1, 4, 16, 100, MaxFrameVotes} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			c := codec(b)
 			f := frame(c, header(n), lines(benchVotes(n)))
 			count := 0

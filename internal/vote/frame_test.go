@@ -594,3 +594,29 @@ func TestElementID(t *testing.T) {
 		seen[got] = true
 	}
 }
+
+// Runs of elements that differ in a header, in the order, or in garbage have
+// different digests; a body is told by its frame's id.
+func TestElementsDigest(t *testing.T) {
+	many := make([]string, 300)
+	for i := range many {
+		many[i] = fmt.Sprintf("P1 f-%d 1 1 - p:1\nbody", i)
+	}
+	swapped := slices.Clone(many)
+	swapped[10], swapped[200] = swapped[200], swapped[10]
+	seen := map[string]int{}
+	for i, run := range [][]string{
+		nil, {""}, {"", ""}, {"x"}, {"x", "x"}, {"y"}, {"P1 f-1 1 1 - p:1\nb"}, {"P1 f-1 2 1 - p:1\nb"}, {"P1 f-1 1 1 0 p:1\nb"},
+		{"P1 f-1 1 1 - p:1"}, {"P1 f-1 1 1 - p:1\nb", "x"}, {"x", "P1 f-1 1 1 - p:1\nb"}, many, many[:128], many[:129], swapped,
+		{"P2 f-1 1 1 - p:1\nb"}, {"\n"}, {"\n", ""},
+	} {
+		d := ElementsDigest(run)
+		if other, ok := seen[d]; ok || len(d) != 40 {
+			t.Errorf("run %d has the digest of run %d: %s", i, other, d)
+		}
+		seen[d] = i
+	}
+	if ElementsDigest([]string{"P1 f-1 1 1 - p:1\na"}) != ElementsDigest([]string{"P1 f-1 1 1 - p:1\nb"}) {
+		t.Error("the body is part of the digest")
+	}
+}

@@ -1,0 +1,303 @@
+package httpapi_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pb33f/libopenapi"
+	validator "github.com/pb33f/libopenapi-validator"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"paredao/internal/httpapi"
+	"paredao/internal/vote"
+)
+
+// document is as much of openapi.json as the tests look at.
+type document struct {
+	OpenAPI string                                `json:"openapi"`
+	Paths   map[string]map[string]json.RawMessage `json:"paths"`
+
+	Components struct {
+		Responses map[string]struct {
+			Content map[string]struct {
+				Examples map[string]struct{ Value map[string]any } `json:"examples"`
+			} `json:"content"`
+		} `json:"responses"`
+		Schemas struct {
+			Problem struct {
+				Properties struct {
+					Code struct {
+						Enum []string `json:"enum"`
+					} `json:"code"`
+				} `json:"properties"`
+			} `json:"Problem"`
+		} `json:"schemas"`
+	} `json:"components"`
+}
+
+func openAPI(t testing.TB) ([]byte, document) {
+	t.Helper()
+	b, err := os.ReadFile("openapi.json")
+	require.NoError(t, err)
+	var d document
+	require.NoError(t, json.Unmarshal(b, &d))
+	return b, d
+}
+
+func newValidator(t testing.TB) validator.Validator {
+	t.Helper()
+	b, _ := openAPI(t)
+	doc, err := libopenapi.NewDocument(b)
+	require.NoError(t, err)
+	v, errs := validator.NewValidator(doc)
+	require.Empty(t, errs)
+	return v
+}
+
+func TestOpenAPIIsValid(t *testing.T) {
+	ok, errs := newValidator(t).ValidateDocument()
+	assert.True(t, ok)
+	for _, e := range errs {
+		t.Errorf("%s: %s", e.Message, e.Reason)
+		for _, s := range e.SchemaValidationErrors {
+			t.Errorf("  %s: %s", s.FieldPath, s.Reason)
+		}
+	}
+}
+
+func TestOpenAPIIsServed(t *testing.T) {
+	s := start(t)
+	a := s.send("GET", "/openapi.json", "")
+	require.Equal(t, 200, a.StatusCode)
+	assert.Equal(t, asJSON, a.Header.Get("Content-Type"))
+	b, d := openAPI(t)
+	assert.Equal(t, string(b), a.text())
+	assert.True(t, strings.HasPrefix(d.OpenAPI, "3.1."))
+}
+
+// The document names every route with every method, and no other.
+func TestOpenAPINamesEveryRoute(t *testing.T) {
+	s := start(t)
+	s.poll("p", "ana")
+	_, d := openAPI(t)
+	assert.Equal(t, slices.Sorted(maps.Keys(d.Paths)), s.server.Paths())
+	for path, operations := range d.Paths {
+		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} {
+			_, documented := operations[strings.ToLower(method)]
+			a := s.send(method, strings.ReplaceAll(path, "{poll}", "p"), "")
+			assert.Equal(t, documented, a.StatusCode != 405, "%s %s: %d", method, path, a.StatusCode)
+		}
+	}
+}
+
+// The document names every problem code of the source, and no other.
+func TestOpenAPINamesEveryCode(t *testing.T) {
+	var inSource []string
+	root := filepath.Join("..", "..")
+	require.NoError(t, filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return nil // someone is writing it; the compiler will tell
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if fn, ok := call.Fun.(*ast.Ident); !ok || fn.Name != "newProblem" {
+				return true
+			}
+			lit, ok := call.Args[1].(*ast.BasicLit)
+			require.True(t, ok, "%s: a code must be a literal, so that this test sees it", path)
+			code, err := strconv.Unquote(lit.Value)
+			require.NoError(t, err)
+			inSource = append(inSource, code)
+			return true
+		})
+		return nil
+	}))
+	slices.Sort(inSource)
+	inSource = slices.Compact(inSource)
+	_, d := openAPI(t)
+	assert.Equal(t, inSource, d.Components.Schemas.Problem.Properties.Code.Enum)
+
+	var withExample []string
+	for name, r := range d.Components.Responses {
+		for _, e := range r.Content["application/problem+json"].Examples {
+			withExample = append(withExample, e.Value["code"].(string))
+			status := int(e.Value["status"].(float64))
+			assert.Equal(t, http.StatusText(status), e.Value["title"], name)
+		}
+	}
+	slices.Sort(withExample)
+	assert.Equal(t, inSource, slices.Compact(withExample), "each code has an example")
+}
+
+// Real answers, one of each kind, match the document.
+func TestAnswersMatchOpenAPI(t *testing.T) {
+	var broken atomic.Bool
+	s := start(t, fresh, func(set *settings) {
+		set.enqueue.Timeout = 500 * time.Millisecond
+		set.http.Polls = &wrappedPolls{results: func(ctx context.Context, next httpapi.Polls, poll string) (vote.Results, error) {
+			if broken.Load() {
+				panic("broken")
+			}
+			return next.Results(ctx, poll)
+		}}
+	})
+	v := newValidator(t)
+	_, d := openAPI(t)
+	seen := map[string]bool{}
+	check := func(a answer, path, code string) {
+		t.Helper()
+		method := a.Request.Method
+		seen[method+" "+path+" "+strconv.Itoa(a.StatusCode)+" "+code] = true
+		if code != "" {
+			var p struct{ Code string }
+			require.NoError(t, json.Unmarshal(a.body, &p))
+			require.Equal(t, code, p.Code)
+		}
+		a.Response.Body = io.NopCloser(bytes.NewReader(a.body))
+		ok, errs := v.ValidateHttpResponse(a.Request, a.Response)
+		assert.True(t, ok, "%s %s: %d %s", method, path, a.StatusCode, a.body)
+		for _, e := range errs {
+			t.Errorf("%s: %s", e.Message, e.Reason)
+			for _, s := range e.SchemaValidationErrors {
+				t.Errorf("  %s: %s", s.FieldPath, s.Reason)
+			}
+		}
+		var op struct {
+			Responses map[string]json.RawMessage `json:"responses"`
+		}
+		require.NoError(t, json.Unmarshal(d.Paths[path][strings.ToLower(method)], &op))
+		assert.Contains(t, op.Responses, strconv.Itoa(a.StatusCode), "%s %s", method, path)
+	}
+	const votes, res = "/polls/{poll}/votes", "/polls/{poll}/results"
+	check(s.send("GET", "/polls", ""), "/polls", "")
+	s.poll("p", "ana", "bruno")
+	now, err := s.store.Now(context.Background())
+	require.NoError(t, err)
+	s.apply(s.store, "later", vote.Window{Opens: now.Add(time.Hour), Closes: now.Add(2 * time.Hour)}, "ana")
+	s.poll("over", "ana")
+	require.NoError(t, s.store.ClosePoll(context.Background(), "over"))
+
+	check(s.vote("p", "ana"), votes, "")
+	check(s.vote("p", "ana", "Idempotency-Key", "k"), votes, "")
+	check(s.vote("p", "ana", "Idempotency-Key", "k"), votes, "")
+	check(s.send("POST", "/polls/p/votes", "option=ana", "Content-Type", asForm), votes, "")
+	check(s.send("POST", "/polls/p/votes", "{}", "Content-Type", asJSON), votes, "malformed-body")
+	check(s.vote("p", "ana", "Idempotency-Key", "a b"), votes, "bad-idempotency-key")
+	check(s.vote("q", "ana"), votes, "poll-not-found")
+	check(s.vote("later", "ana"), votes, "poll-not-open")
+	check(s.vote("over", "ana"), votes, "poll-closed")
+	check(s.vote("p", "bruno", "Idempotency-Key", "k"), votes, "idempotency-key-reused")
+	check(s.vote("p", strings.Repeat("x", 5000)), votes, "body-too-large")
+	check(s.send("POST", "/polls/p/votes", "ana", "Content-Type", "text/plain"), votes, "unsupported-media-type")
+	check(s.vote("p", "ana", "Content-Encoding", "gzip"), votes, "unsupported-content-encoding")
+	check(s.vote("p", "carla"), votes, "unknown-option")
+	check(s.send("POST", "/polls/p/votes", `{"option":"ana","class":"x"}`, "Content-Type", asJSON), votes, "unknown-class")
+	check(s.vote("p", "ana", "Cookie", strings.Repeat("x", 9000)), votes, "headers-too-large")
+	for _, path := range []string{"/polls", "/polls/{poll}", res} {
+		at := strings.ReplaceAll(path, "{poll}", "p")
+		a := s.send("GET", at, "")
+		check(a, path, "")
+		check(s.send("GET", at, "", "If-None-Match", a.Header.Get("ETag")), path, "")
+		check(s.send("GET", at, "", "Cookie", strings.Repeat("x", 9000)), path, "headers-too-large")
+		check(s.send("HEAD", at, ""), path, "")
+	}
+	for _, path := range []string{"/polls/{poll}", res} {
+		for _, poll := range []string{"later", "over"} {
+			check(s.send("GET", strings.ReplaceAll(path, "{poll}", poll), ""), path, "")
+		}
+		check(s.send("GET", strings.ReplaceAll(path, "{poll}", "q"), ""), path, "poll-not-found")
+	}
+	check(s.send("GET", "/openapi.json", ""), "/openapi.json", "")
+	check(s.send("HEAD", "/openapi.json", ""), "/openapi.json", "")
+	broken.Store(true)
+	check(s.send("GET", "/polls/p/results", ""), res, "internal")
+	broken.Store(false)
+	require.NoError(t, s.rdb.ConfigSet(context.Background(), "maxmemory", "1mb").Err())
+	check(s.vote("p", "ana"), votes, "overloaded")
+	s.redis.Kill()
+	check(s.vote("p", "ana"), votes, "queue-unavailable")
+	for _, path := range []string{"/polls", "/polls/{poll}", res} {
+		check(s.send("GET", strings.ReplaceAll(path, "{poll}", "p"), ""), path, "queue-unavailable")
+	}
+	assert.GreaterOrEqual(t, len(seen), 40)
+}
+
+// The examples of the document are answers that the document allows.
+func TestOpenAPIExamples(t *testing.T) {
+	b, _ := openAPI(t)
+	var d struct {
+		Paths map[string]map[string]struct {
+			Responses map[string]struct {
+				Content map[string]struct {
+					Examples map[string]struct{ Value json.RawMessage }
+				}
+			}
+		}
+	}
+	// "parameters" beside the operations is a list, and no operation.
+	var loose map[string]any
+	require.NoError(t, json.Unmarshal(b, &loose))
+	for _, p := range loose["paths"].(map[string]any) {
+		delete(p.(map[string]any), "parameters")
+	}
+	b, err := json.Marshal(loose)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(b, &d))
+	v := newValidator(t)
+	n := 0
+	for path, operations := range d.Paths {
+		for method, op := range operations {
+			for status, r := range op.Responses {
+				for contentType, c := range r.Content {
+					for _, e := range c.Examples {
+						code, err := strconv.Atoi(status)
+						require.NoError(t, err)
+						req, err := http.NewRequest(strings.ToUpper(method), "http://x"+strings.ReplaceAll(path, "{poll}", "p"), nil)
+						require.NoError(t, err)
+						ok, errs := v.GetResponseBodyValidator().ValidateResponseBody(req, &http.Response{
+							StatusCode: code, Header: http.Header{"Content-Type": {contentType}}, Request: req,
+							Body: io.NopCloser(bytes.NewReader(e.Value)),
+						})
+						var all error
+						for _, e := range errs {
+							all = errors.Join(all, e)
+						}
+						n++
+						assert.True(t, ok, "%s %s %s: %v", method, path, status, all)
+					}
+				}
+			}
+		}
+	}
+	assert.Positive(t, n)
+}

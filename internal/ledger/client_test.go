@@ -1,0 +1,244 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// scripted is an api whose answers a test decides: by key, it counts attempts.
+type scripted struct {
+	mu       sync.Mutex
+	attempts map[string]int
+	bodies   map[string]map[string]bool // by key
+	answer   func(w http.ResponseWriter, r *http.Request, attempt int)
+}
+
+func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	key := r.Header.Get("Idempotency-Key")
+	if err != nil || key == "" || r.Method != http.MethodPost || r.Header.Get("Content-Type") != "application/json" {
+		http.Error(w, "not what the client should send", http.StatusTeapot)
+		return
+	}
+	s.mu.Lock()
+	s.attempts[key]++
+	attempt := s.attempts[key]
+	if s.bodies[key] == nil {
+		s.bodies[key] = map[string]bool{}
+	}
+	s.bodies[key][r.URL.Path+" "+string(body)] = true
+	s.mu.Unlock()
+	s.answer(w, r, attempt)
+}
+
+func ack(w http.ResponseWriter, poll, option string) {
+	w.WriteHeader(http.StatusAccepted)
+	fmt.Fprintf(w, `{"id":%q,"poll":%q,"option":%q,"accepted_at":"2026-01-20T22:00:01.234Z"}`, uuid.NewString(), poll, option)
+}
+
+func refuse(w http.ResponseWriter, status int, code string) {
+	w.WriteHeader(status)
+	fmt.Fprintf(w, `{"status":%d,"code":%q}`, status, code)
+}
+
+// post posts total votes for p/a to a server that answers so.
+func post(t *testing.T, total int64, change func(*Params), answer func(w http.ResponseWriter, r *http.Request, attempt int)) (*Client, *scripted) {
+	t.Helper()
+	s := &scripted{attempts: map[string]int{}, bodies: map[string]map[string]bool{}, answer: answer}
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	source, err := Draw([]int{1}, total, 1)
+	require.NoError(t, err)
+	p := Params{
+		URLs: []string{server.URL}, Choices: []Choice{{"p", "a"}}, Source: source, Connections: 8,
+		Timeout: 10 * time.Second, Patience: time.Minute,
+	}
+	if change != nil {
+		change(&p)
+	}
+	c, err := NewClient(p)
+	require.NoError(t, err)
+	c.Run(t.Context())
+	for key, bodies := range s.bodies {
+		_, err := uuid.Parse(key)
+		require.NoError(t, err)
+		require.Equal(t, map[string]bool{`/polls/p/votes {"option":"a"}`: true}, bodies)
+	}
+	return c, s
+}
+
+func TestClientKeepsWhatItWasAnswered(t *testing.T) {
+	c, s := post(t, 100, nil, func(w http.ResponseWriter, _ *http.Request, _ int) { ack(w, "p", "a") })
+	assert.Equal(t, Sums{Sent: 100, Acked: 100}, c.Record().Sums(0))
+	assert.Len(t, s.attempts, 100, "a key for each vote")
+	assert.Len(t, c.Record().sorted(0), 100)
+	assert.Empty(t, c.Record().Answers())
+}
+
+func TestClientRepeatsUntilItKnows(t *testing.T) {
+	for name, fail := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"503": func(w http.ResponseWriter, _ *http.Request) {
+			refuse(w, http.StatusServiceUnavailable, "queue-unavailable")
+		},
+		"500":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusInternalServerError, "internal") },
+		"408":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusRequestTimeout, "request-timeout") },
+		"redirect":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) },
+		"hangs up":       func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"202 without id": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) },
+		"closes after 503": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Connection", "close")
+			refuse(w, http.StatusServiceUnavailable, "overloaded")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, s := post(t, 20, nil, func(w http.ResponseWriter, r *http.Request, attempt int) {
+				if attempt < 3 {
+					fail(w, r)
+					return
+				}
+				w.Header().Set("Idempotency-Replayed", "true")
+				ack(w, "p", "a")
+			})
+			assert.Equal(t, Sums{Sent: 20, Acked: 20, Replayed: 20}, c.Record().Sums(0))
+			for _, n := range s.attempts {
+				assert.Equal(t, 3, n)
+			}
+			var unknown int64
+			for _, n := range c.Record().Answers() {
+				unknown += n
+			}
+			assert.Equal(t, int64(40), unknown)
+		})
+	}
+}
+
+func TestClientTimesOut(t *testing.T) {
+	late := make(chan struct{})
+	t.Cleanup(func() { close(late) })
+	c, _ := post(t, 8, func(p *Params) { p.Timeout = 50 * time.Millisecond },
+		func(w http.ResponseWriter, r *http.Request, attempt int) {
+			if attempt == 1 {
+				select {
+				case <-late:
+				case <-r.Context().Done():
+				}
+				return
+			}
+			ack(w, "p", "a")
+		})
+	assert.Equal(t, int64(8), c.Record().Sums(0).Acked)
+	assert.GreaterOrEqual(t, c.Record().Answers()["timeout"], int64(8))
+}
+
+func TestClientTakesRefusals(t *testing.T) {
+	c, s := post(t, 20, nil, func(w http.ResponseWriter, _ *http.Request, _ int) {
+		refuse(w, http.StatusUnprocessableEntity, "unknown-option")
+	})
+	assert.Equal(t, Sums{Sent: 20, Refused: 20}, c.Record().Sums(0))
+	assert.Equal(t, map[string]int64{"422 unknown-option": 20}, c.Record().Answers())
+	for _, n := range s.attempts {
+		assert.Equal(t, 1, n, "a refused vote is not sent again")
+	}
+}
+
+func TestClientSeesAWrongAcknowledgement(t *testing.T) {
+	c, _ := post(t, 3, nil, func(w http.ResponseWriter, _ *http.Request, _ int) { ack(w, "p", "b") })
+	n, examples := c.Record().Wrong()
+	assert.Equal(t, int64(3), n)
+	assert.Contains(t, examples[0], "a vote for p/a was acknowledged as p/b")
+}
+
+func TestClientGivesUpAfterItsPatience(t *testing.T) {
+	c, _ := post(t, 8, func(p *Params) { p.Patience = 0 }, func(w http.ResponseWriter, _ *http.Request, _ int) {
+		refuse(w, http.StatusServiceUnavailable, "overloaded")
+	})
+	s := c.Record().Sums(0)
+	assert.Equal(t, s.Sent, s.Unsettled)
+	assert.Positive(t, s.Unsettled)
+}
+
+func TestClientGoesToAnotherApi(t *testing.T) {
+	down := httptest.NewServer(http.NotFoundHandler())
+	down.Close()
+	c, _ := post(t, 20, func(p *Params) { p.URLs = append([]string{down.URL}, p.URLs...) },
+		func(w http.ResponseWriter, _ *http.Request, _ int) { ack(w, "p", "a") })
+	assert.Equal(t, int64(20), c.Record().Sums(0).Acked)
+	assert.Positive(t, c.Record().Answers()["connection refused"])
+}
+
+func TestClientKeepsARate(t *testing.T) {
+	c, _ := post(t, 20, func(p *Params) { p.Rate = 200 }, func(w http.ResponseWriter, _ *http.Request, _ int) { ack(w, "p", "a") })
+	// The twentieth may not go before its time, however fast the machine is.
+	assert.GreaterOrEqual(t, c.Took(), 95*time.Millisecond)
+}
+
+func TestClientStops(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	var once sync.Once
+	s := &scripted{attempts: map[string]int{}, bodies: map[string]map[string]bool{}, answer: func(w http.ResponseWriter, _ *http.Request, _ int) {
+		once.Do(stop)
+		ack(w, "p", "a")
+	}}
+	server := httptest.NewServer(s)
+	defer server.Close()
+	source, err := Draw([]int{1}, 0, 1)
+	require.NoError(t, err)
+	c, err := NewClient(Params{
+		URLs: []string{server.URL}, Choices: []Choice{{"p", "a"}}, Source: source, Connections: 2,
+		Timeout: 10 * time.Second, Patience: time.Minute,
+	})
+	require.NoError(t, err)
+	c.Run(ctx)
+	sums := c.Record().Sums(0)
+	assert.Equal(t, sums.Sent, sums.Acked, "what was in the air is settled")
+}
+
+func TestNewClientRefuses(t *testing.T) {
+	source := Shuffle([]int64{1}, 1)
+	good := func() Params {
+		return Params{
+			URLs: []string{"http://h:1/base/"}, Choices: []Choice{{"p", "a"}}, Source: source, Connections: 1, Timeout: time.Second,
+		}
+	}
+	_, err := NewClient(good())
+	require.NoError(t, err)
+	for name, change := range map[string]func(*Params){
+		"no api":          func(p *Params) { p.URLs = nil },
+		"no URL":          func(p *Params) { p.URLs = []string{"127.0.0.1:8080"} },
+		"another scheme":  func(p *Params) { p.URLs = []string{"ftp://h"} },
+		"a query":         func(p *Params) { p.URLs = []string{"http://h?x"} },
+		"an id":           func(p *Params) { p.Choices = []Choice{{"P", "a"}} },
+		"a choice twice":  func(p *Params) { p.Choices = []Choice{{"p", "a"}, {"p", "a"}} },
+		"no source":       func(p *Params) { p.Source = nil },
+		"no connections":  func(p *Params) { p.Connections = 0 },
+		"no time-out":     func(p *Params) { p.Timeout = 0 },
+		"a negative rate": func(p *Params) { p.Rate = -1 },
+	} {
+		p := good()
+		change(&p)
+		_, err := NewClient(p)
+		assert.Error(t, err, name)
+	}
+}
+
+func TestRecordIsSmall(t *testing.T) {
+	const votes = 1 << 20
+	r := NewRecord([]Choice{{"p", "a"}})
+	perVote := testing.AllocsPerRun(1, func() {
+		for range votes / 2 {
+			r.addAcked(0, uuid.UUID{}, false)
+		}
+	}) / (votes / 2)
+	// One piece for every 8192 votes, and the list of pieces.
+	assert.Less(t, perVote, 0.001)
+}

@@ -1,0 +1,323 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"paredao/internal/archive"
+	"paredao/internal/archivefile"
+	"paredao/internal/blobstore"
+	"paredao/internal/count"
+	"paredao/internal/redisstore"
+	"paredao/internal/testkit"
+	"paredao/internal/vote"
+)
+
+// pipeline is a whole one in this process: its store, its archive in a folder,
+// and a record of the votes that went through it.
+type pipeline struct {
+	t      *testing.T
+	rdb    *redis.Client
+	store  *redisstore.Store
+	blobs  blobstore.Store
+	folder string
+	record *Record
+}
+
+var choices = []Choice{{"p", "ana"}, {"p", "bruno"}, {"p", "nobody"}}
+
+// run puts so many votes for ana and for bruno, in frames of 10, through a
+// pipeline on a database of its own, and records them as acknowledged.
+func run(t *testing.T, server *testkit.RedisServer, db, ana, bruno int) *pipeline {
+	t.Helper()
+	p := &pipeline{
+		t: t, rdb: redis.NewClient(&redis.Options{Addr: server.Addr(), DB: db}), folder: t.TempDir(), record: NewRecord(choices),
+	}
+	t.Cleanup(func() { require.NoError(t, p.rdb.Close()) })
+	var err error
+	p.store, err = redisstore.Open(redisstore.Options{URL: fmt.Sprintf("redis://%s/%d", server.Addr(), db), Shards: 1})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.store.Close()) })
+	p.blobs, err = blobstore.Open(t.Context(), "file:"+p.folder, blobstore.AzureCredentials{})
+	require.NoError(t, err)
+	def := vote.Poll{ID: "p", Title: "p", Results: vote.ResultsLive, Options: []vote.Option{{ID: "ana"}, {ID: "bruno"}}}
+	_, err = p.store.ApplyPoll(t.Context(), def, vote.Window{})
+	require.NoError(t, err)
+
+	codec, err := vote.NewCodec()
+	require.NoError(t, err)
+	defer codec.Close()
+	flusher := vote.FrameID{Flusher: vote.NewFlusherID()}
+	queue := p.store.Queue(time.Minute, 0, time.Second)
+	require.NoError(t, queue.Register(t.Context(), 0, flusher.Flusher))
+	left := []int{ana, bruno}
+	for left[0]+left[1] > 0 {
+		var lines []byte
+		votes := 0
+		for choice := range left {
+			for ; left[choice] > 0 && votes < 10; left[choice]-- {
+				v := vote.Vote{ID: uuid.Must(uuid.NewV7()), Poll: "p", Option: choices[choice].Option}
+				lines = vote.AppendVote(lines, &v)
+				p.record.addSent(choice)
+				p.record.addAcked(choice, v.ID, false)
+				votes++
+			}
+		}
+		flusher.Seq++
+		out, err := queue.Enqueue(t.Context(), &vote.Batch{
+			ID: flusher, Votes: votes, Polls: []vote.BatchPoll{{Poll: "p", Votes: votes, OptionsKey: def.OptionsKey()}},
+			Body: codec.Compress(nil, lines, votes),
+		})
+		require.NoError(t, err)
+		require.Equal(t, vote.PollAccepted, out.Polls[0])
+	}
+	p.work()
+	p.record.addSent(2)
+	p.record.addRefused(2)
+	return p
+}
+
+// work counts and archives all there is.
+func (p *pipeline) work() {
+	p.t.Helper()
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	fail := func(err error) { assert.NoError(p.t, err) }
+	histogram := func() prometheus.Observer {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "seconds"})
+	}
+	counter := func() prometheus.Counter { return prometheus.NewCounter(prometheus.CounterOpts{Name: "n"}) }
+	vector := func() *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "n"}, []string{"x"})
+	}
+	consumer := count.New(count.Params{
+		Queue: p.store, Worker: "w", ChunkSize: 1000, Outage: fail, Log: log,
+		Metrics: count.Metrics{Counted: vector(), Dead: vector(), Refused: counter(), AcceptToCount: histogram()},
+	})
+	archiver := archive.New(archive.Params{
+		Queue: p.store, Blobs: p.blobs, MaxVotes: 40, MaxAge: time.Millisecond, SpoolDir: p.t.TempDir(), Outage: fail, Log: log,
+		Metrics: archive.Metrics{Votes: counter(), Objects: counter(), AcceptToArchive: histogram()},
+	})
+	// One after the other, so that none finds nothing to do and waits.
+	p.until(consumer.Work, func(q redisstore.ShardQueue) bool { return q.Frames == 0 })
+	p.until(archiver.Work, func(q redisstore.ShardQueue) bool { return q.AwaitingFrames == 0 })
+}
+
+// until runs work until the queue is so.
+func (p *pipeline) until(work func(context.Context, int), done func(redisstore.ShardQueue) bool) {
+	p.t.Helper()
+	ctx, stop := context.WithCancel(p.t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		work(ctx, 0)
+	}()
+	testkit.Eventually(p.t, "the work is done", func() bool {
+		queues, err := p.store.Queues(p.t.Context())
+		return err == nil && done(queues[0])
+	})
+	stop()
+	require.NoError(p.t, p.rdb.RPush(p.t.Context(), "wake:{0}", "1").Err()) // a consumer that waits need not wait on
+	<-ended
+}
+
+func (p *pipeline) judge() *Result {
+	p.t.Helper()
+	r, err := Judge(p.t.Context(), JudgeParams{
+		Store: p.store, Blobs: p.blobs, Record: p.record, Timeout: 100 * time.Millisecond, Progress: func(string) {},
+	})
+	require.NoError(p.t, err)
+	require.NotEmpty(p.t, r.String())
+	return r
+}
+
+// manifest writes one more batch, of the votes ids for ana, as if frame had
+// held them.
+func (p *pipeline) manifest(sequence uint64, frame string, ids ...uuid.UUID) {
+	p.t.Helper()
+	var rows bytes.Buffer
+	w := archivefile.NewWriter(&rows)
+	at := time.UnixMilli(1_800_000_000_000)
+	for _, id := range ids {
+		require.NoError(p.t, w.Add(vote.Vote{ID: id, Poll: "p", Option: "ana"}, at, 0))
+	}
+	require.NoError(p.t, w.Close())
+	n := int64(len(ids))
+	sum := sha256.Sum256(rows.Bytes())
+	batch := archivefile.BatchID(vote.ArchiveBatch{Sequence: sequence, First: frame, Last: frame, Elements: 1})
+	m := archivefile.Manifest{
+		Batch: batch, Sequence: sequence, Votes: n, Frames: []string{frame},
+		Objects: []archivefile.ManifestObject{{
+			Name: archivefile.ObjectName(batch, "p", at), Poll: "p", Bytes: int64(rows.Len()), SHA256: hex.EncodeToString(sum[:]),
+			Rows: n, Votes: vote.Tally{"ana": n}, FrameRows: [][2]int64{{0, n}},
+		}},
+	}
+	body, err := m.Encode()
+	require.NoError(p.t, err)
+	for name, b := range map[string][]byte{m.Objects[0].Name: rows.Bytes(), archivefile.ManifestName(0, sequence): body} {
+		_, err := p.blobs.Create(p.t.Context(), name, bytes.NewReader(b), int64(len(b)), sha256.Sum256(b))
+		require.NoError(p.t, err)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	server := testkit.Redis(t, "--databases", "100")
+	const lateBatch = 1000
+	db := 0
+	for name, c := range map[string]struct {
+		// damage does the damage; want is what the judge must say of it.
+		damage func(p *pipeline)
+		want   func(r *Result) bool
+		holds  bool
+	}{
+		"nothing": {
+			damage: func(*pipeline) {},
+			want: func(r *Result) bool {
+				return r.Acked == 95 && r.Counted == 95 && r.Archived == 95 && r.Refused == 1 && r.Options[1].Archived == 30
+			},
+			holds: true,
+		},
+		"an acked vote that never was": {
+			damage: func(p *pipeline) { p.record.addSent(0); p.record.addAcked(0, uuid.New(), false) },
+			want:   func(r *Result) bool { return r.Lost == 1 && r.Undercounted == 1 },
+		},
+		"one receipt for two votes": {
+			damage: func(p *pipeline) { p.record.addSent(0); p.record.addAcked(0, p.record.sorted(0)[7], true) },
+			want:   func(r *Result) bool { return r.Lost == 1 && r.SharedIDs == 1 && r.Doubled == 0 },
+		},
+		"a counted vote that was never acked": {
+			damage: func(p *pipeline) { p.forget(0) },
+			want:   func(r *Result) bool { return r.Invented == 1 && r.Overcounted == 1 && r.Lost == 0 },
+		},
+		"another option": {
+			damage: func(p *pipeline) { p.record.addAcked(1, p.forget(0), false) },
+			want: func(r *Result) bool {
+				return r.WrongOption == 1 && r.Lost == 0 && r.Invented == 0 && r.Undercounted == 1 && r.Overcounted == 1
+			},
+		},
+		"a tally too high": {
+			damage: func(p *pipeline) { require.NoError(p.t, p.rdb.HIncrBy(p.t.Context(), "tally:{0}:p", "ana", 1).Err()) },
+			want:   func(r *Result) bool { return r.Overcounted == 1 && r.Lost+r.Doubled+r.Invented == 0 },
+		},
+		"a tally of an option that no one sent": {
+			damage: func(p *pipeline) { require.NoError(p.t, p.rdb.HIncrBy(p.t.Context(), "tally:{0}:p", "zoe", 2).Err()) },
+			want:   func(r *Result) bool { return r.Overcounted == 2 },
+		},
+		"a refused vote counted": {
+			damage: func(p *pipeline) {
+				require.NoError(p.t, p.rdb.HIncrBy(p.t.Context(), "tally:{0}:p", "nobody", 1).Err())
+			},
+			want: func(r *Result) bool { return r.Overcounted == 1 && r.Options[2].Counted == 1 },
+		},
+		"a row twice": {
+			damage: func(p *pipeline) { p.manifest(lateBatch, "zzzz-1", p.record.sorted(0)[3]) },
+			want:   func(r *Result) bool { return r.Doubled == 1 && r.Archived == 96 },
+		},
+		"a frame archived twice": {
+			damage: func(p *pipeline) {
+				// Of 30 votes for ana, as of any, the first frames hold ten.
+				m := p.first()
+				p.manifest(lateBatch, m.Frames[0], p.record.sorted(0)[:10]...)
+			},
+			want: func(r *Result) bool {
+				return r.RepeatedFrames == 1 && r.Doubled+r.Lost+r.Invented == 0 && r.Archived == 95
+			},
+			// All rows are known, and Redis knows the frame: nothing is wrong.
+			holds: true,
+		},
+		"an object gone": {
+			damage: func(p *pipeline) {
+				m := p.first()
+				name := filepath.Join(p.folder, filepath.FromSlash(archivefile.ManifestName(0, m.Sequence)))
+				require.NoError(p.t, os.Remove(name))
+			},
+			want: func(r *Result) bool { return r.Lost >= 10 && r.Undercounted == 0 },
+		},
+		"a dead element": {
+			damage: func(p *pipeline) { require.NoError(p.t, p.rdb.RPush(p.t.Context(), "dead:{0}", "x").Err()) },
+			want:   func(r *Result) bool { return r.Lost+r.Doubled+r.Invented == 0 },
+		},
+		"a queue that no one counts": {
+			damage: func(p *pipeline) { require.NoError(p.t, p.rdb.RPush(p.t.Context(), "votes:{0}", "x").Err()) },
+			want:   func(r *Result) bool { return r.Lost+r.Doubled+r.Invented == 0 },
+		},
+		"a vote of unknown fate": {
+			damage: func(p *pipeline) { p.record.addSent(0); p.record.addUnsettled(0) },
+			want:   func(r *Result) bool { return r.Unsettled == 1 },
+		},
+		"a wrong acknowledgement": {
+			damage: func(p *pipeline) { p.record.addWrong("x") },
+			want:   func(r *Result) bool { return r.WrongAcks == 1 },
+		},
+		"a client that still runs": {
+			damage: func(p *pipeline) { p.record.addSent(0) },
+			want:   func(r *Result) bool { return r.Sent == r.Acked+r.Refused+1 },
+		},
+	} {
+		db++
+		mine := db
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := run(t, server, mine, 65, 30)
+			c.damage(p)
+			r := p.judge()
+			assert.True(t, c.want(r), r.String())
+			assert.Equal(t, c.holds, r.OK(), r.String())
+			for _, o := range []int64{r.Lost, r.Doubled, r.Invented, r.WrongOption, r.SharedIDs} {
+				if o > 0 {
+					assert.NotEmpty(t, r.Examples)
+				}
+			}
+		})
+	}
+}
+
+// forget removes an acked vote from the record and returns its id.
+func (p *pipeline) forget(choice int) uuid.UUID {
+	e := &p.record.entries[choice]
+	last := &e.ids[len(e.ids)-1]
+	id := (*last)[len(*last)-1]
+	*last = (*last)[:len(*last)-1]
+	e.acked--
+	e.sent--
+	return id
+}
+
+// first is the manifest of the first batch.
+func (p *pipeline) first() *archivefile.Manifest {
+	p.t.Helper()
+	o, err := p.blobs.Open(p.t.Context(), archivefile.ManifestName(0, 1))
+	require.NoError(p.t, err)
+	defer o.Close()
+	m, err := archivefile.ReadManifest(o)
+	require.NoError(p.t, err)
+	return m
+}
+
+func TestJudgeCannot(t *testing.T) {
+	server := testkit.Redis(t)
+	p := run(t, server, 0, 20, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Judge(ctx, JudgeParams{Store: p.store, Blobs: p.blobs, Record: p.record, Timeout: time.Minute})
+	require.ErrorIs(t, err, context.Canceled)
+
+	m := p.first()
+	require.NoError(t, os.Remove(filepath.Join(p.folder, filepath.FromSlash(m.Objects[0].Name))))
+	_, err = Judge(t.Context(), JudgeParams{Store: p.store, Blobs: p.blobs, Record: p.record, Timeout: time.Minute})
+	require.ErrorIs(t, err, vote.ErrObjectNotFound)
+}
