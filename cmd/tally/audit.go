@@ -157,7 +157,7 @@ func describe(d audit.Difference) string {
 			text += " … (-o json names all)"
 		}
 	}
-	return text
+	return printable(text) // it may quote what somebody wrote into Redis
 }
 
 func (a *app) recountCommand() *cobra.Command {

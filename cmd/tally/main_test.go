@@ -50,6 +50,11 @@ func newCLI(t *testing.T, env ...string) *cli {
 	return &cli{t: t, dir: t.TempDir(), env: env}
 }
 
+// in is the same cli for a subtest.
+func (c *cli) in(t *testing.T) *cli {
+	return &cli{t: t, dir: c.dir, env: c.env}
+}
+
 // result is how a run ended.
 type result struct {
 	args           []string

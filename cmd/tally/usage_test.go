@@ -86,6 +86,7 @@ func TestHelp(t *testing.T) {
 	for _, topic := range topics {
 		name := strings.Join(append([]string{"tally"}, topic...), " ")
 		t.Run(name, func(t *testing.T) {
+			c := c.in(t)
 			help := c.run(append(slices.Clone(topic), "--help")...).ok(t)
 			require.Contains(t, help, "Usage:\n  "+name)
 			require.Contains(t, help, "--output")
@@ -166,7 +167,7 @@ func TestWrongUse(t *testing.T) {
 			for i := range args {
 				args[i] = strings.ReplaceAll(args[i], "~b", " b")
 			}
-			c.run(args...).fails(t, 2, test.want)
+			c.in(t).run(args...).fails(t, 2, test.want)
 		})
 	}
 	t.Run("variables", func(t *testing.T) {
@@ -198,7 +199,7 @@ func TestRedisDown(t *testing.T) {
 	for _, cmd := range commands {
 		for _, form := range forms {
 			t.Run(cmd.args+" "+form, func(t *testing.T) {
-				got := c.runWith(stdin, append(strings.Fields(cmd.args), "-o", form)...)
+				got := c.in(t).runWith(stdin, append(strings.Fields(cmd.args), "-o", form)...)
 				if !cmd.redis {
 					got.fails(t, 1, "archive")
 					return
@@ -208,14 +209,14 @@ func TestRedisDown(t *testing.T) {
 		}
 	}
 	for _, args := range []string{"--watch", "totals demo --watch", "--final", "--final --timeout 1h", "audit --recount", "dead drop some-1"} {
-		t.Run(args, func(t *testing.T) { c.run(strings.Fields(args)...).fails(t, 1, "can't read Redis") })
+		t.Run(args, func(t *testing.T) { c.in(t).run(strings.Fields(args)...).fails(t, 1, "can't read Redis") })
 	}
 	for _, url := range []string{
 		"redis-cluster://:s3cr3t@" + refused, "redis-sentinel://:s3cr3t@" + refused + "/m", "unix:///nosuch/redis.sock",
 		"rediss://:s3cr3t@" + refused,
 	} {
 		t.Run(url, func(t *testing.T) {
-			got := c.run("--redis-url", url)
+			got := c.in(t).run("--redis-url", url)
 			got.fails(t, 1, "can't read Redis at")
 			require.NotContains(t, got.stderr, "s3cr3t")
 		})
@@ -239,7 +240,8 @@ func TestRedisGoesAway(t *testing.T) {
 				return scripts == 2
 			})
 			defer release()
-			run := w.start(w.command(append(strings.Fields(args), "--redis-url", proxy.URL())...))
+			c := w.in(t)
+			run := c.start(c.command(append(strings.Fields(args), "--redis-url", proxy.URL())...))
 			<-held
 			proxy.Close()
 			run.wait().fails(t, 1, "can't read Redis at redis://"+proxy.Addr())
@@ -249,28 +251,34 @@ func TestRedisGoesAway(t *testing.T) {
 
 // A command that was interrupted has not done its work, and says so.
 func TestInterrupted(t *testing.T) {
+	t.Parallel() // Redis's answer is waited for, for two seconds
 	w := newWorld(t, 1)
 	w.poll("demo", "a")
-	for _, args := range []string{"", "--final", "audit", "polls close demo", "queue"} {
-		for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-			t.Run(args+" "+s.String(), func(t *testing.T) {
-				proxy := testkit.NewProxy(t, w.redis.Addr())
-				held, release := proxy.HoldNext(func(cmd []string) bool { return strings.EqualFold(cmd[0], "EVALSHA") })
-				defer release()
-				run := w.start(w.command(append(strings.Fields(args), "--redis-url", proxy.URL())...))
-				<-held
-				run.signal(s).wait().fails(t, 1, "interrupted")
-			})
-		}
+	for args, s := range map[string]syscall.Signal{
+		"": syscall.SIGINT, "totals": syscall.SIGTERM, "--final": syscall.SIGINT, "audit": syscall.SIGINT,
+		"audit --recount": syscall.SIGTERM, "polls close demo": syscall.SIGTERM, "queue": syscall.SIGINT,
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			proxy := testkit.NewProxy(t, w.redis.Addr())
+			held, release := proxy.HoldNext(func(cmd []string) bool { return strings.EqualFold(cmd[0], "EVALSHA") })
+			defer release()
+			c := w.in(t)
+			run := c.start(c.command(append(strings.Fields(args), "--redis-url", proxy.URL())...))
+			<-held
+			run.signal(s).wait().fails(t, 1, "interrupted")
+		})
 	}
 	t.Run("polls apply, waiting for input", func(t *testing.T) {
+		t.Parallel()
 		r, stdin, err := os.Pipe()
 		require.NoError(t, err)
 		defer r.Close()
 		defer stdin.Close()
-		cmd := w.command("polls", "apply", "-f", "-")
+		c := w.in(t)
+		cmd := c.command("polls", "apply", "-f", "-")
 		cmd.Stdin = r
-		run := w.start(cmd)
+		run := c.start(cmd)
 		// It has taken what was written, so it waits for more.
 		const text = "polls:\n"
 		_, err = stdin.WriteString(text)
@@ -284,23 +292,24 @@ func TestInterrupted(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	w := newWorld(t, 1)
 	require.Equal(t, 0, w.run("-o", "csv").code)
-	full := func(args ...string) {
+	full := func(t *testing.T, args ...string) {
 		t.Helper()
+		c := w.in(t)
 		f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		require.NoError(t, err)
 		defer f.Close()
-		cmd := w.command(args...)
+		cmd := c.command(args...)
 		cmd.Stdout = f
-		got := w.start(cmd).wait()
+		got := c.start(cmd).wait()
 		got.says(t, 1, "write", "no space left")
 		require.NotContains(t, got.stderr, "Redis")
 	}
-	full() // no polls yet
+	full(t) // no polls yet
 	w.poll("demo", "a")
 	w.archived("demo", map[string]int{"a": 1})
 	for _, args := range []string{"", "--watch", "polls list", "polls show demo", "polls open demo", "queue", "audit", "dead list", "recount", "dead drop --all"} {
 		for _, form := range forms {
-			t.Run(args+" "+form, func(t *testing.T) { full(append(strings.Fields(args), "-o", form)...) })
+			t.Run(args+" "+form, func(t *testing.T) { full(t, append(strings.Fields(args), "-o", form)...) })
 		}
 	}
 }
@@ -344,7 +353,7 @@ func TestSecrets(t *testing.T) {
 		{"an archive's key", []string{"recount", "--archive-url", "azblob://votes?sig=s3cr3t"}, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := c.run(append(test.args, "-o", "json", "--log-level", "debug")...)
+			got := c.in(t).run(append(test.args, "-o", "json", "--log-level", "debug")...)
 			require.NotContains(t, got.stdout+got.stderr, "s3cr3t")
 			if test.code == 0 {
 				require.Equal(t, "[]\n", got.ok(t))
@@ -371,7 +380,7 @@ func TestQueueShards(t *testing.T) {
 		}
 		t.Run(cmd.args, func(t *testing.T) {
 			args := append(strings.Fields(cmd.args), "--queue-shards", "3")
-			w.runWith("polls: [{id: x, options: [{id: a}]}]", args...).fails(t, 2, "queue-shards is 3", "set queue-shards to 2")
+			w.in(t).runWith("polls: [{id: x, options: [{id: a}]}]", args...).fails(t, 2, "queue-shards is 3", "set queue-shards to 2")
 		})
 	}
 	require.Equal(t, 0, w.run("queue", "--queue-shards", "2").code)

@@ -157,20 +157,22 @@ func (a *Archiver) fix(ctx context.Context, shard int, sequence uint64, old *vot
 		}
 		sequence++
 	}
-	b := &vote.ArchiveBatch{Shard: shard, Sequence: sequence}
-	replace := ""
 	if old != nil {
-		*b = *old
-		b.Sequence, replace = sequence, old.ID
-	} else if err := a.measure(ctx, b); err != nil {
+		b := *old
+		b.Sequence, b.ID = sequence, archivefile.Renumber(*old, sequence)
+		return a.p.Queue.FixBatch(ctx, &b, old.ID)
+	}
+	b := &vote.ArchiveBatch{Shard: shard, Sequence: sequence}
+	if err := a.measure(ctx, b); err != nil {
 		return nil, err
 	}
 	b.ID = archivefile.BatchID(*b)
-	return a.p.Queue.FixBatch(ctx, b, replace)
+	return a.p.Queue.FixBatch(ctx, b, "")
 }
 
 // measure finds how many frames from the head make a batch.
 func (a *Archiver) measure(ctx context.Context, b *vote.ArchiveBatch) error {
+	digest := archivefile.NewDigest()
 	for b.Votes < a.p.MaxVotes && b.Elements < batchFrames {
 		frames, err := a.p.Queue.ReadArchive(ctx, b.Shard, b.Elements, vote.ReadLimit{
 			Votes: int(a.p.MaxVotes - b.Votes), Bytes: pageBytes, Elements: min(pageFrames, batchFrames-b.Elements),
@@ -190,6 +192,7 @@ func (a *Archiver) measure(ctx context.Context, b *vote.ArchiveBatch) error {
 				b.First = h.ID
 			}
 			b.Last = h.ID
+			digest.Add([]byte(f))
 			b.Elements++
 			b.Votes += h.Accepted()
 		}
@@ -197,6 +200,7 @@ func (a *Archiver) measure(ctx context.Context, b *vote.ArchiveBatch) error {
 	if b.Elements == 0 {
 		return fmt.Errorf("archive:{%d}: %w", b.Shard, vote.ErrBatchGone)
 	}
+	b.Digest = digest.String()
 	return nil
 }
 

@@ -156,14 +156,18 @@ func TestManifest(t *testing.T) {
 	names := slices.Sorted(maps.Keys(e.files()))
 	require.Len(t, names, 3)
 	assert.Equal(t, "manifest/1/000000000001.json", names[0])
-	batch := archivefile.BatchID(vote.ArchiveBatch{Shard: shard, Sequence: 1, Elements: 3, First: "flusher-1", Last: "flusher-3"})
+	digest := e.manifests()[0].Digest
+	assert.Len(t, digest, 32)
+	batch := archivefile.BatchID(vote.ArchiveBatch{
+		Shard: shard, Sequence: 1, Elements: 3, First: "flusher-1", Last: "flusher-3", Digest: digest,
+	})
 	sum := func(name string) string {
 		s := sha256.Sum256(e.read(name))
 		return hex.EncodeToString(s[:])
 	}
 	assert.Equal(t, &archivefile.Manifest{
 		Version: 1, Batch: batch, Shard: shard, Sequence: 1, Votes: 9,
-		Frames: []string{"flusher-1", "flusher-2", "flusher-3"},
+		Frames: []string{"flusher-1", "flusher-2", "flusher-3"}, Digest: digest,
 		Objects: []archivefile.ManifestObject{
 			{
 				Name: names[1], Poll: "p", Bytes: int64(len(e.read(names[1]))), SHA256: sum(names[1]), Rows: 6,

@@ -30,7 +30,7 @@ func (a *Archiver) archive(ctx context.Context, b *vote.ArchiveBatch) error {
 		return err
 	}
 	defer codec.Close()
-	w := &batchWriter{a: a, b: b, codec: codec, written: map[partition]bool{}}
+	w := &batchWriter{a: a, b: b, codec: codec, digest: archivefile.NewDigest(), written: map[partition]bool{}}
 	for pass := 0; pass == 0 || w.more; pass++ {
 		if err := w.pass(ctx, pass == 0); err != nil {
 			return err
@@ -63,6 +63,7 @@ type batchWriter struct {
 	codec *vote.Codec
 
 	frames     []string
+	digest     archivefile.Digest
 	acceptedAt []time.Time
 	lastSeen   time.Time
 	votes      int64
@@ -113,8 +114,12 @@ func (w *batchWriter) pass(ctx context.Context, first bool) (err error) {
 			n++
 		}
 	}
-	if first && (w.frames[0] != w.b.First || w.frames[len(w.frames)-1] != w.b.Last || w.votes != w.b.Votes) {
-		return fmt.Errorf("batch %s: its frames are not those that were fixed", w.b.ID)
+	if first {
+		read := *w.b
+		read.First, read.Last, read.Digest = w.frames[0], w.frames[len(w.frames)-1], w.digest.String()
+		if w.votes != w.b.Votes || archivefile.BatchID(read) != w.b.ID {
+			return fmt.Errorf("batch %s: its frames are not those that were fixed", w.b.ID)
+		}
 	}
 	for part := range w.open {
 		if err := w.finish(ctx, part); err != nil {
@@ -138,6 +143,7 @@ func (w *batchWriter) frame(place int, frame []byte, first bool) error {
 	}
 	if first {
 		w.frames = append(w.frames, h.ID)
+		w.digest.Add(frame)
 		w.acceptedAt = append(w.acceptedAt, h.AcceptedAt)
 		w.lastSeen = h.AcceptedAt
 		w.votes += int64(len(w.inFrame))
@@ -232,7 +238,7 @@ func (w *batchWriter) manifest(ctx context.Context) ([]vote.PollVotes, int, erro
 	})
 	m := &archivefile.Manifest{
 		Batch: w.b.ID, Shard: w.b.Shard, Sequence: w.b.Sequence,
-		Votes: w.votes, Frames: w.frames, Objects: w.objects,
+		Votes: w.votes, Frames: w.frames, Digest: w.digest.String(), Objects: w.objects,
 	}
 	body, err := m.Encode()
 	if err != nil {

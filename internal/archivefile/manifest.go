@@ -1,11 +1,13 @@
 package archivefile
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"strconv"
 	"strings"
@@ -23,9 +25,32 @@ const (
 // BatchID names a batch after its shard, its sequence, and a digest of what is
 // in it: two batches of one sequence (after a failover) have different names.
 func BatchID(b vote.ArchiveBatch) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d", b.First, b.Last, b.Elements))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d %s", b.First, b.Last, b.Elements, b.Digest))
 	return fmt.Sprintf("%d-%012d-%s", b.Shard, b.Sequence, hex.EncodeToString(sum[:6]))
 }
+
+// Renumber returns the id of the same batch under another sequence.
+func Renumber(b vote.ArchiveBatch, sequence uint64) string {
+	return fmt.Sprintf("%d-%012d%s", b.Shard, sequence, b.ID[strings.LastIndexByte(b.ID, '-'):])
+}
+
+// Digest names a run of frames by their headers. A flusher that has sent a
+// frame again after a failover may have got another decision under the same id,
+// so ids alone do not tell what is in a batch.
+type Digest struct{ h hash.Hash }
+
+// NewDigest returns the digest of no frames.
+func NewDigest() Digest { return Digest{sha256.New()} }
+
+// Add adds a frame.
+func (d Digest) Add(frame []byte) {
+	header, _, _ := bytes.Cut(frame, []byte{'\n'})
+	d.h.Write(header)
+	d.h.Write([]byte{'\n'})
+}
+
+// String returns it in hexadecimal.
+func (d Digest) String() string { return hex.EncodeToString(d.h.Sum(nil)[:16]) }
 
 // ObjectName is the name of a batch's object for a poll and an hour (UTC).
 func ObjectName(batch, poll string, hour time.Time) string {
@@ -60,6 +85,8 @@ type Manifest struct {
 	Votes int64 `json:"votes"`
 	// Frames are the ids of the batch's frames, in their order.
 	Frames []string `json:"frames"`
+	// Digest is that of their headers, which the batch's id holds.
+	Digest string `json:"digest"`
 	// Objects are sorted by name.
 	Objects []ManifestObject `json:"objects"`
 }
@@ -120,7 +147,7 @@ func (m *Manifest) check() error {
 		}
 	}
 	if n := len(m.Frames); n == 0 || m.Batch != BatchID(vote.ArchiveBatch{
-		Shard: m.Shard, Sequence: m.Sequence, Elements: n, First: m.Frames[0], Last: m.Frames[n-1],
+		Shard: m.Shard, Sequence: m.Sequence, Elements: n, First: m.Frames[0], Last: m.Frames[n-1], Digest: m.Digest,
 	}) {
 		return errors.New("it is not named after its frames")
 	}

@@ -223,5 +223,5 @@ func FuzzParseManifestName(f *testing.F) {
 func ExampleObjectName() {
 	batch := BatchID(vote.ArchiveBatch{Shard: 0, Sequence: 1, First: "a-1", Last: "a-2", Elements: 2})
 	fmt.Println(ObjectName(batch, "paredao-07", time.Date(2026, 1, 21, 1, 30, 0, 0, time.UTC)))
-	// Output: votes/poll=paredao-07/date=2026-01-21/hour=01/0-000000000001-769e264fff67.parquet
+	// Output: votes/poll=paredao-07/date=2026-01-21/hour=01/0-000000000001-0c9b557b0ebf.parquet
 }

@@ -483,6 +483,16 @@ func TestBatchInTheWorks(t *testing.T) {
 		r.inFlight()
 		r.clean(r.params())
 	})
+	t.Run("of frames that came after the snapshot", func(t *testing.T) {
+		r := fill(t)
+		p := r.params()
+		p.Blobs = hookedBlobs{Blobs: r.blobs, list: func() {
+			r.send(0, 9)
+			r.countAll()
+			r.inFlight()
+		}}
+		r.clean(p)
+	})
 	t.Run("before the listing", func(t *testing.T) {
 		r := fill(t)
 		commit := r.inFlight()
@@ -804,7 +814,7 @@ func TestWhatCouldNotBeRead(t *testing.T) {
 	}{
 		"more shards in the archive":  {func(r *rig, _ *Params) { r.forge(5, 1, "x-1") }, "manifest/5/000000000001.json: there are 2 shards (queue-shards)"},
 		"a file that is no manifest":  {func(r *rig, _ *Params) { r.write("manifest/0/notes.txt", nil) }, `"manifest/0/notes.txt" is no manifest's name`},
-		"the archive can't be listed": {func(r *rig, p *Params) { p.Blobs = broken{away} }, "list manifests: the archive is away"},
+		"the archive can't be listed": {func(_ *rig, p *Params) { p.Blobs = broken{away} }, "list manifests: the archive is away"},
 		"an object can't be read": {func(r *rig, p *Params) {
 			p.Blobs = hookedBlobs{Blobs: r.blobs, open: func(name string) error {
 				if strings.HasPrefix(name, "votes/") {
@@ -838,7 +848,7 @@ func TestWhatCouldNotBeRead(t *testing.T) {
 				return nil
 			}}
 		}, "manifest/1/000000000009.json: the archive is away"},
-		"Redis goes away at once": {func(r *rig, p *Params) {
+		"Redis goes away at once": {func(r *rig, _ *Params) {
 			r.must(r.store.Close())
 		}, redis.ErrClosed.Error()},
 		"Redis goes away later": {func(r *rig, p *Params) {

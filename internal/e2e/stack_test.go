@@ -99,7 +99,8 @@ const (
 	fullSpeed = 0
 )
 
-// load starts to post votes to the apis, among them some that must be refused.
+// load starts to post votes to the apis, among them some that must be refused,
+// and many without an Idempotency-Key, which would hide what is enqueued twice.
 func (s *stack) load(rate float64, apis ...*testkit.Process) *load {
 	s.t.Helper()
 	choices := []ledger.Choice{
@@ -113,7 +114,7 @@ func (s *stack) load(rate float64, apis ...*testkit.Process) *load {
 		urls = append(urls, api.Ready().URL())
 	}
 	client, err := ledger.NewClient(ledger.Params{
-		URLs: urls, Choices: choices, Source: source, Connections: 64, Rate: rate,
+		URLs: urls, Choices: choices, Source: source, Connections: 64, Rate: rate, Keyless: 0.4,
 		Timeout: 5 * time.Second, Patience: 2 * time.Minute,
 	})
 	require.NoError(s.t, err)

@@ -29,6 +29,10 @@ type Params struct {
 	Source  Source
 	// Connections is how many votes may be in the air at one time, one on each.
 	Connections int
+	// Keyless is the share of votes, from 0 to 1, that have no Idempotency-Key.
+	// They take other ways through the pipeline, and nothing but the pipeline
+	// itself keeps them from being doubled; but they can't be sent again.
+	Keyless float64
 	// Rate is how many votes a second are sent at most; 0: as fast as possible.
 	Rate float64
 	// Duration is how long votes are posted; 0: until the source ends.
@@ -70,9 +74,9 @@ func NewClient(p Params) (*Client, error) {
 			return nil, fmt.Errorf("%s stands twice", ch)
 		}
 	}
-	if p.Source == nil || p.Connections < 1 || p.Timeout <= 0 || p.Rate < 0 {
-		return nil, fmt.Errorf("a source, connections (%d) and a time-out (%s) are needed, and no rate below 0 (%g)",
-			p.Connections, p.Timeout, p.Rate)
+	if p.Source == nil || p.Connections < 1 || p.Timeout <= 0 || p.Rate < 0 || p.Keyless < 0 || p.Keyless > 1 {
+		return nil, fmt.Errorf("a source, connections (%d) and a time-out (%s) are needed, a rate (%g) not below 0, a share without keys (%g) from 0 to 1",
+			p.Connections, p.Timeout, p.Rate, p.Keyless)
 	}
 	return c, nil
 }
@@ -108,12 +112,17 @@ func (c *Client) work(ctx context.Context, i int, start time.Time) {
 	var seed [32]byte
 	_, _ = crand.Read(seed[:]) // never fails, see crypto/rand
 	keys := rand.NewChaCha8(seed)
+	random := rand.New(keys)
 	for c.turn(ctx, start) {
 		choice, ok := c.p.Source()
 		if !ok {
 			return
 		}
 		c.record.addSent(choice)
+		if c.p.Keyless > 0 && random.Float64() < c.p.Keyless {
+			c.once(cn, choice)
+			continue
+		}
 		c.settle(cn, choice, newKey(keys))
 	}
 }
@@ -146,32 +155,44 @@ func newKey(keys *rand.ChaCha8) string {
 // even the end of posting cuts that short.
 func (c *Client) settle(cn *conn, choice int, key string) {
 	const minWait, maxWait = 10 * time.Millisecond, 500 * time.Millisecond
-	want := c.p.Choices[choice]
 	giveUp := time.Now().Add(c.p.Patience)
-	for wait := minWait; ; wait = min(2*wait, maxWait) {
-		a, err := cn.post(want, key)
-		switch {
-		case err != nil:
-			c.record.addAnswer(kind(err))
-		case a.status == http.StatusAccepted:
-			if a.poll != want.Poll || a.option != want.Option {
-				c.record.addWrong(fmt.Sprintf("a vote for %s was acknowledged as %s/%s, id %s", want, a.poll, a.option, a.id))
-			}
-			c.record.addAcked(choice, a.id, a.replayed)
-			return
-		default:
-			c.record.addAnswer(strconv.Itoa(a.status) + " " + a.code)
-			if refusal(a.status) {
-				c.record.addRefused(choice)
-				return
-			}
-		}
+	for wait := minWait; !c.attempt(cn, choice, key); wait = min(2*wait, maxWait) {
 		if time.Now().Add(wait).After(giveUp) {
 			c.record.addUnsettled(choice)
 			return
 		}
 		<-time.After(wait)
 	}
+}
+
+// once sends a vote without a key, which must not be sent again.
+func (c *Client) once(cn *conn, choice int) {
+	if !c.attempt(cn, choice, "") {
+		c.record.addUnknown(choice)
+	}
+}
+
+// attempt sends a vote once; true: it is acked or refused.
+func (c *Client) attempt(cn *conn, choice int, key string) bool {
+	want := c.p.Choices[choice]
+	a, err := cn.post(want, key)
+	switch {
+	case err != nil:
+		c.record.addAnswer(kind(err))
+		return false
+	case a.status == http.StatusAccepted:
+		if a.poll != want.Poll || a.option != want.Option {
+			c.record.addWrong(fmt.Sprintf("a vote for %s was acknowledged as %s/%s, id %s", want, a.poll, a.option, a.id))
+		}
+		c.record.addAcked(choice, a.id, a.replayed)
+		return true
+	}
+	c.record.addAnswer(strconv.Itoa(a.status) + " " + a.code)
+	if refusal(a.status) {
+		c.record.addRefused(choice)
+		return true
+	}
+	return false
 }
 
 // refusal tells whether a status says that the vote was not taken. 408 says

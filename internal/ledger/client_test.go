@@ -20,12 +20,16 @@ type scripted struct {
 	mu       sync.Mutex
 	attempts map[string]int
 	bodies   map[string]map[string]bool // by key
+	keyless  bool                       // requests without a key are fine
 	answer   func(w http.ResponseWriter, r *http.Request, attempt int)
 }
 
 func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	key := r.Header.Get("Idempotency-Key")
+	if key == "" && s.keyless {
+		key = uuid.NewString()
+	}
 	if err != nil || key == "" || r.Method != http.MethodPost || r.Header.Get("Content-Type") != "application/json" {
 		http.Error(w, "not what the client should send", http.StatusTeapot)
 		return
@@ -66,6 +70,7 @@ func post(t *testing.T, total int64, change func(*Params), answer func(w http.Re
 	if change != nil {
 		change(&p)
 	}
+	s.keyless = p.Keyless > 0
 	c, err := NewClient(p)
 	require.NoError(t, err)
 	c.Run(t.Context())
@@ -120,6 +125,14 @@ func TestClientRepeatsUntilItKnows(t *testing.T) {
 			assert.Equal(t, int64(40), unknown)
 		})
 	}
+}
+
+func TestClientSendsOnceWithoutAKey(t *testing.T) {
+	c, s := post(t, 20, func(p *Params) { p.Keyless = 1 }, func(w http.ResponseWriter, _ *http.Request, _ int) {
+		refuse(w, http.StatusServiceUnavailable, "queue-unavailable")
+	})
+	assert.Equal(t, Sums{Sent: 20, Unknown: 20}, c.Record().Sums(0))
+	assert.Len(t, s.attempts, 20)
 }
 
 func TestClientTimesOut(t *testing.T) {
@@ -222,6 +235,7 @@ func TestNewClientRefuses(t *testing.T) {
 		"no source":       func(p *Params) { p.Source = nil },
 		"no connections":  func(p *Params) { p.Connections = 0 },
 		"no time-out":     func(p *Params) { p.Timeout = 0 },
+		"a share above 1": func(p *Params) { p.Keyless = 1.1 },
 		"a negative rate": func(p *Params) { p.Rate = -1 },
 	} {
 		p := good()

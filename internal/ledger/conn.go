@@ -67,7 +67,8 @@ type answer struct {
 	option string
 }
 
-// post sends a vote once. An error says that there was no answer.
+// post sends a vote once, with a key unless that is empty. An error says that
+// there was no answer.
 func (c *conn) post(choice Choice, key string) (answer, error) {
 	a, keep, err := c.exchange(choice, key)
 	if err != nil || !keep {
@@ -91,8 +92,11 @@ func (c *conn) exchange(choice Choice, key string) (a answer, keep bool, err err
 	t := c.targets[c.at]
 	body := len(`{"option":""}`) + len(choice.Option)
 	c.out = append(c.out[:0], "POST "+t.path+"/polls/"+choice.Poll+"/votes HTTP/1.1\r\nHost: "+t.host+
-		"\r\nUser-Agent: paredao-ledger\r\nContent-Type: application/json\r\nIdempotency-Key: "+key+
-		"\r\nContent-Length: "...)
+		"\r\nUser-Agent: paredao-ledger\r\nContent-Type: application/json\r\n"...)
+	if key != "" {
+		c.out = append(c.out, "Idempotency-Key: "+key+"\r\n"...)
+	}
+	c.out = append(c.out, "Content-Length: "...)
 	c.out = strconv.AppendInt(c.out, int64(body), 10)
 	c.out = append(c.out, "\r\n\r\n{\"option\":\""+choice.Option+"\"}"...)
 	if _, err := c.net.Write(c.out); err != nil {

@@ -17,27 +17,30 @@ import (
 // Result is the judgement. All of it is about the client's own polls, but for
 // Problems.
 type Result struct {
-	// Sent votes, and what they were answered; Unsettled ones never were, so
-	// that nothing can be said of them.
+	// Sent votes, and what they were answered. Unknown and unsettled ones never
+	// were; Taken is how many of them are in the archive.
 	Sent      int64 `json:"sent"`
 	Acked     int64 `json:"acked"`
 	Replayed  int64 `json:"replayed"`
 	Refused   int64 `json:"refused"`
+	Unknown   int64 `json:"unknown"`
 	Unsettled int64 `json:"unsettled"`
+	Taken     int64 `json:"taken"`
 	// Counted is the sum of the tallies, Archived that of the archive's rows.
 	Counted  int64 `json:"counted"`
 	Archived int64 `json:"archived"`
 
 	// Lost votes were acked and are not in the archive. Doubled rows are there
-	// once more than they should. Invented rows have an id that was never
-	// acked, also those of refused votes. WrongOption rows have another option
+	// once more than they should. Invented rows have an id that was never acked,
+	// also those of refused votes, and are more than the votes that had no
+	// answer. WrongOption rows have another option
 	// than was voted for.
 	Lost        int64 `json:"lost"`
 	Doubled     int64 `json:"doubled"`
 	Invented    int64 `json:"invented"`
 	WrongOption int64 `json:"wrong_option"`
 	// Undercounted and Overcounted sum up by how much the tallies differ from
-	// the acked votes.
+	// the acked votes, and those without an answer that are in the archive.
 	Undercounted int64 `json:"undercounted"`
 	Overcounted  int64 `json:"overcounted"`
 	// SharedIDs are receipts that were given to more than one vote.
@@ -78,15 +81,16 @@ func (r *Result) String() string {
 	for _, o := range r.Options {
 		width = max(width, len(o.Poll)+1+len(o.Option))
 	}
-	line := "%-*s %10v %10v %10v %10v %10v %10v\n"
-	fmt.Fprintf(&b, line, width, "option", "sent", "acked", "refused", "unsettled", "counted", "archived")
+	line := "%-*s %10v %10v %10v %10v %10v %10v %10v\n"
+	fmt.Fprintf(&b, line, width, "option", "sent", "acked", "refused", "unknown", "unsettled", "counted", "archived")
 	for _, o := range r.Options {
-		fmt.Fprintf(&b, line, width, o.Poll+"/"+o.Option, o.Sent, o.Acked, o.Refused, o.Unsettled, o.Counted, o.Archived)
+		fmt.Fprintf(&b, line, width, o.Poll+"/"+o.Option, o.Sent, o.Acked, o.Refused, o.Unknown, o.Unsettled, o.Counted, o.Archived)
 	}
-	fmt.Fprintf(&b, line, width, "all", r.Sent, r.Acked, r.Refused, r.Unsettled, r.Counted, r.Archived)
+	fmt.Fprintf(&b, line, width, "all", r.Sent, r.Acked, r.Refused, r.Unknown, r.Unsettled, r.Counted, r.Archived)
 	fmt.Fprintf(&b, "lost %d, doubled %d, invented %d, wrong option %d; tallies: %d too few, %d too many\n",
 		r.Lost, r.Doubled, r.Invented, r.WrongOption, r.Undercounted, r.Overcounted)
-	fmt.Fprintf(&b, "%d answers said that an earlier attempt had been taken; drained in %s\n", r.Replayed, r.Drained.Round(time.Millisecond))
+	fmt.Fprintf(&b, "%d answers said that an earlier attempt had been taken; %d votes without an answer had been\n", r.Replayed, r.Taken)
+	fmt.Fprintf(&b, "drained in %s\n", r.Drained.Round(time.Millisecond))
 	for _, what := range slices.Sorted(maps.Keys(r.Answers)) {
 		fmt.Fprintf(&b, "  answer %q: %d times\n", what, r.Answers[what])
 	}
@@ -213,6 +217,7 @@ func (j *judge) client() {
 		j.r.Acked += s.Acked
 		j.r.Replayed += s.Replayed
 		j.r.Refused += s.Refused
+		j.r.Unknown += s.Unknown
 		j.r.Unsettled += s.Unsettled
 	}
 	var examples []string
@@ -272,7 +277,9 @@ func (j *judge) tallies(ctx context.Context) error {
 			delete(left, c.Option)
 			j.r.Options[i].Counted = counted
 			j.r.Counted += counted
-			j.compare(c, j.r.Options[i].Acked, counted)
+			o := &j.r.Options[i]
+			// What had no answer may have been taken: then it is archived too.
+			j.compare(c, min(max(o.Acked, o.Archived), o.Acked+o.Unknown+o.Unsettled), counted)
 		}
 		for _, option := range slices.Sorted(maps.Keys(left)) {
 			j.r.Counted += left[option]
@@ -282,11 +289,11 @@ func (j *judge) tallies(ctx context.Context) error {
 	return nil
 }
 
-func (j *judge) compare(c Choice, acked, counted int64) {
-	j.r.Undercounted += max(0, acked-counted)
-	j.r.Overcounted += max(0, counted-acked)
-	if acked != counted {
-		j.r.problem("tally of %s: %d, but %d were acknowledged", c, counted, acked)
+func (j *judge) compare(c Choice, want, counted int64) {
+	j.r.Undercounted += max(0, want-counted)
+	j.r.Overcounted += max(0, counted-want)
+	if want != counted {
+		j.r.problem("tally of %s: %d, but it should be %d", c, counted, want)
 	}
 }
 
@@ -325,8 +332,7 @@ func (j *judge) sumUp() {
 			j.r.problem("%d %s", n.votes, n.what)
 		}
 	}
-	if j.r.Sent != j.r.Acked+j.r.Refused+j.r.Unsettled {
-		j.r.problem("%d votes were sent, but %d + %d + %d were settled or given up: the client still runs",
-			j.r.Sent, j.r.Acked, j.r.Refused, j.r.Unsettled)
+	if settled := j.r.Acked + j.r.Refused + j.r.Unknown + j.r.Unsettled; j.r.Sent != settled {
+		j.r.problem("%d votes were sent, but %d were settled or given up: the client still runs", j.r.Sent, settled)
 	}
 }

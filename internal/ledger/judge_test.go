@@ -203,6 +203,31 @@ func TestJudge(t *testing.T) {
 			damage: func(p *pipeline) { p.forget(0) },
 			want:   func(r *Result) bool { return r.Invented == 1 && r.Overcounted == 1 && r.Lost == 0 },
 		},
+		"a vote without an answer that was taken": {
+			damage: func(p *pipeline) { p.forget(0); p.record.addSent(0); p.record.addUnknown(0) },
+			want:   func(r *Result) bool { return r.Taken == 1 && r.Unknown == 1 && r.Invented+r.Overcounted == 0 },
+			holds:  true,
+		},
+		"a vote without an answer that was not taken": {
+			damage: func(p *pipeline) { p.record.addSent(0); p.record.addUnknown(0) },
+			want:   func(r *Result) bool { return r.Taken == 0 && r.Unknown == 1 && r.Lost+r.Undercounted == 0 },
+			holds:  true,
+		},
+		"a vote without an answer that was taken twice": {
+			damage: func(p *pipeline) {
+				id := p.forget(0)
+				for range 2 {
+					p.record.addSent(0)
+					p.record.addUnknown(0)
+				}
+				p.manifest(lateBatch, "zzzz-1", id)
+			},
+			want: func(r *Result) bool { return r.Taken == 1 && r.Doubled == 1 && r.Invented == 0 },
+		},
+		"more taken than had no answer": {
+			damage: func(p *pipeline) { p.forget(0); p.forget(0); p.record.addSent(0); p.record.addUnknown(0) },
+			want:   func(r *Result) bool { return r.Taken == 1 && r.Invented == 1 && r.Overcounted == 1 },
+		},
 		"another option": {
 			damage: func(p *pipeline) { p.record.addAcked(1, p.forget(0), false) },
 			want: func(r *Result) bool {

@@ -14,15 +14,21 @@ type matcher struct {
 	place   map[Choice]int
 	ids     [][]uuid.UUID // sorted, by choice
 	found   [][]uint64    // a bit for each id
+	// rest are the rows whose ids were never acked: by choice how many more of
+	// them there may be, and which were found.
+	allowed []int64
+	rest    map[uuid.UUID]bool
 	r       *Result
 }
 
 func newMatcher(record *Record, r *Result) *matcher {
-	m := &matcher{choices: record.Choices(), place: map[Choice]int{}, r: r}
+	m := &matcher{choices: record.Choices(), place: map[Choice]int{}, rest: map[uuid.UUID]bool{}, r: r}
 	for i, c := range m.choices {
 		m.place[c] = i
 		m.ids = append(m.ids, record.sorted(i))
 		m.found = append(m.found, make([]uint64, len(m.ids[i])/64+1))
+		s := record.Sums(i)
+		m.allowed = append(m.allowed, s.Unknown+s.Unsettled)
 	}
 	return m
 }
@@ -46,8 +52,25 @@ func (m *matcher) row(c Choice, id uuid.UUID) {
 			return
 		}
 	}
-	m.r.Invented++
-	m.r.example("invented: %s for %s was never acknowledged", id, c)
+	m.never(choice, known, c, id)
+}
+
+// never takes a row whose id was never acked. As many votes as were not
+// answered may be there, each once.
+func (m *matcher) never(choice int, known bool, c Choice, id uuid.UUID) {
+	switch {
+	case m.rest[id]:
+		m.r.Doubled++
+		m.r.example("doubled: %s for %s, not acknowledged, is in the archive more than once", id, c)
+	case known && m.allowed[choice] > 0:
+		m.allowed[choice]--
+		m.rest[id] = true
+		m.r.Taken++
+	default:
+		m.rest[id] = true
+		m.r.Invented++
+		m.r.example("invented: %s for %s was never acknowledged", id, c)
+	}
 }
 
 // mark notes that an id was found. An id that was acknowledged twice may be

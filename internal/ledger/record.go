@@ -29,14 +29,15 @@ type Record struct {
 
 // entry is the record of one choice.
 type entry struct {
-	mu                                 sync.Mutex
-	sent, refused, replayed, unsettled int64
-	acked                              int64
-	ids                                [][]uuid.UUID // in pieces, so that growing copies nothing
+	mu                      sync.Mutex
+	sent, refused, replayed int64
+	unknown, unsettled      int64
+	acked                   int64
+	ids                     [][]uuid.UUID // in pieces, so that growing copies nothing
 }
 
-// Sums are a choice's numbers. Sent = Acked + Refused + Unsettled once the
-// client has ended.
+// Sums are a choice's numbers. Sent = Acked + Refused + Unknown + Unsettled once
+// the client has ended.
 type Sums struct {
 	// Sent votes, however often each was repeated.
 	Sent int64 `json:"sent"`
@@ -45,7 +46,10 @@ type Sums struct {
 	Acked    int64 `json:"acked"`
 	Replayed int64 `json:"replayed"`
 	Refused  int64 `json:"refused"`
-	// Unsettled votes still had no answer when the client gave up.
+	// Unknown votes had no key, so they could not be sent again when they were
+	// not answered. They may have been taken or not, each once at most.
+	Unknown int64 `json:"unknown"`
+	// Unsettled votes had a key and still no answer when the client gave up.
 	Unsettled int64 `json:"unsettled"`
 }
 
@@ -77,7 +81,7 @@ func (r *Record) Sums(choice int) Sums {
 	e := &r.entries[choice]
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return Sums{Sent: e.sent, Acked: e.acked, Replayed: e.replayed, Refused: e.refused, Unsettled: e.unsettled}
+	return Sums{Sent: e.sent, Acked: e.acked, Replayed: e.replayed, Refused: e.refused, Unknown: e.unknown, Unsettled: e.unsettled}
 }
 
 // Answers counts the answers that settled nothing, and the refusals, by what
@@ -126,6 +130,13 @@ func (r *Record) addRefused(choice int) {
 	defer e.mu.Unlock()
 	e.refused++
 	r.refused.Add(1)
+}
+
+func (r *Record) addUnknown(choice int) {
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unknown++
 }
 
 func (r *Record) addUnsettled(choice int) {

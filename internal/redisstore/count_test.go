@@ -340,7 +340,7 @@ func TestReadLimits(t *testing.T) {
 // unpack of a table fails near 8,000 elements; none may be used.
 func TestDeepQueue(t *testing.T) {
 	onBoth(t, 1, func(e *env) {
-		const n = 20_000
+		const n = 9_000
 		e.apply("p")
 		e.send(e.batch(0, "f", 1, ballot{"p", "ana", ""}))
 		frame := e.list("votes:{0}")[0]

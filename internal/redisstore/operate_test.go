@@ -301,7 +301,7 @@ func TestSnapshotOfAMovingQueue(t *testing.T) {
 		e.apply("p")
 		q := e.queue()
 		e.must(q.Register(e.ctx(), 0, "f"))
-		for seq := range uint64(3000) {
+		for seq := range uint64(1500) {
 			_, err := q.Enqueue(e.ctx(), e.batch(0, "f", seq+1, some("p", 1+int(seq%7))...))
 			e.must(err)
 		}
@@ -321,18 +321,14 @@ func TestSnapshotOfAMovingQueue(t *testing.T) {
 					return
 				default:
 				}
-				if err := w.move(q, 3001+i); err != nil {
+				if err := w.move(q, 1501+i); err != nil {
 					e.Error(err)
 					return
 				}
 			}
 		})
-		pages := 0
-		for range 20 {
-			if err := conserved(e.ctx(), e.Store, "p"); err != nil {
-				e.Error(err)
-			}
-			pages++
+		for range 8 {
+			e.conserved("p")
 		}
 		close(stop)
 		working.Wait()

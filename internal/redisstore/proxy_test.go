@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -338,20 +337,11 @@ func TestLostReplies(t *testing.T) {
 				p.DropReplies(c.drop)
 				p.CutBefore(c.cut)
 				v := &voters{acked: map[string]int64{}}
-				var sending, draining sync.WaitGroup
-				var drained atomic.Bool
+				var all sync.WaitGroup
 				for shard := range 2 {
-					for f := range 2 {
-						sending.Go(func() { e.vote(s, v, shard, f) })
-					}
-					for range 2 { // two of each: only one may win
-						draining.Go(func() { e.drain(s, shard, &drained) })
-						draining.Go(func() { e.store(s, shard, &drained) })
-					}
+					all.Go(func() { e.run(s, v, shard) })
 				}
-				sending.Wait()
-				drained.Store(true)
-				draining.Wait()
+				all.Wait()
 				if e.Failed() {
 					return
 				}
@@ -372,6 +362,23 @@ func TestLostReplies(t *testing.T) {
 			})
 		})
 	}
+}
+
+// run is a shard with two of each worker: of those, only one may win.
+func (e *env) run(s *Store, v *voters, shard int) {
+	const frames = 25
+	accepted, counted := make(chan struct{}, 1000), make(chan struct{}, 1000)
+	var sending, draining, storing sync.WaitGroup
+	for f := range 2 {
+		sending.Go(func() { e.vote(s, v, shard, f, frames, accepted) })
+		draining.Go(func() { e.drain(s, shard, accepted, counted) })
+		storing.Go(func() { e.store(s, shard, counted) })
+	}
+	sending.Wait()
+	close(accepted)
+	draining.Wait()
+	close(counted)
+	storing.Wait()
 }
 
 // worker is e with a codec of its own.
@@ -395,7 +402,7 @@ func insist[T any](ctx context.Context, f func() (T, error)) (T, error) {
 }
 
 // vote sends frames with some keys that are used again and again.
-func (e *env) vote(s *Store, v *voters, shard, flusher int) {
+func (e *env) vote(s *Store, v *voters, shard, flusher int, frames uint64, accepted chan<- struct{}) {
 	w, done := e.worker()
 	defer done()
 	w.ids = 1_000_000 * (2*shard + flusher + 1)
@@ -406,7 +413,7 @@ func (e *env) vote(s *Store, v *voters, shard, flusher int) {
 		return
 	}
 	r := rand.New(rand.NewPCG(uint64(shard), uint64(flusher)))
-	for seq := range uint64(40) {
+	for seq := range frames {
 		var ballots []ballot
 		for range 1 + r.IntN(8) {
 			x := ballot{"p", []string{"ana", "bruno", "carla"}[r.IntN(3)], ""}
@@ -422,15 +429,16 @@ func (e *env) vote(s *Store, v *voters, shard, flusher int) {
 			return
 		}
 		v.note(ballots, out)
+		accepted <- struct{}{}
 	}
 }
 
 // drain counts until the queue is empty and no more votes come.
-func (e *env) drain(s *Store, shard int, last *atomic.Bool) {
+func (e *env) drain(s *Store, shard int, accepted <-chan struct{}, counted chan<- struct{}) {
 	w, done := e.worker()
 	defer done()
 	for {
-		over := last.Load()
+		_, more := <-accepted
 		elements, err := insist(e.ctx(), func() ([]string, error) {
 			return s.ReadQueue(e.ctx(), shard, vote.ReadLimit{Votes: 20, Bytes: 1 << 20, Elements: 8})
 		})
@@ -439,33 +447,30 @@ func (e *env) drain(s *Store, shard int, last *atomic.Bool) {
 			return
 		}
 		if len(elements) == 0 {
-			if over {
+			if !more {
 				return
 			}
 			continue
 		}
 		c := w.plan(shard, uuid.NewString(), elements)
 		// One call, as a consumer makes it: what became of it shows at the head.
-		_, _, _ = s.CommitCount(e.ctx(), c)
+		if status, _, err := s.CommitCount(e.ctx(), c); err == nil && status == vote.CommitDone {
+			counted <- struct{}{}
+		}
 	}
 }
 
 // store archives until nothing awaits it and no more votes come.
-func (e *env) store(s *Store, shard int, last *atomic.Bool) {
+func (e *env) store(s *Store, shard int, counted <-chan struct{}) {
 	for {
-		over := last.Load()
+		_, more := <-counted
 		st, err := insist(e.ctx(), func() (vote.ArchiveState, error) { return s.ArchiveState(e.ctx(), shard) })
 		if err != nil {
 			e.Error(err)
 			return
 		}
 		if st.Elements == 0 {
-			queues, err := insist(e.ctx(), func() ([]ShardQueue, error) { return s.Queues(e.ctx()) })
-			if err != nil {
-				e.Error(err)
-				return
-			}
-			if over && queues[shard].Frames == 0 && queues[shard].AwaitingFrames == 0 {
+			if !more {
 				return
 			}
 			continue

@@ -137,6 +137,8 @@ type ArchiveBatch struct {
 	Elements    int
 	First, Last string
 	Votes       int64
+	// Digest is that of all frames' headers. Redis does not keep it: it is in ID.
+	Digest string
 }
 
 // SnapshotPage is a step of the audit's snapshot of a shard.

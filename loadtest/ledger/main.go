@@ -46,6 +46,7 @@ type options struct {
 	poll        string
 	weights     string
 	wrong       int
+	keyless     int
 	connections int
 	votes       int64
 	duration    time.Duration
@@ -100,6 +101,7 @@ could not be judged; 2 wrong use.`,
 	f.StringVar(&o.poll, "poll", "", "poll that has no votes yet (default: a new one, ledger-XXXXXXXX)")
 	f.StringVar(&o.weights, "weights", "ana=50,bruno=30,carla=20", "options and their weights; with --poll the options must be that poll's")
 	f.IntVar(&o.wrong, "wrong", 1, "percentage of votes for an option that does not exist, which must be refused")
+	f.IntVar(&o.keyless, "keyless", 0, "percentage of votes without an Idempotency-Key: sent once, whatever happens")
 	f.IntVar(&o.connections, "connections", 64, "keep-alive connections, each with one vote in the air")
 	f.Int64Var(&o.votes, "votes", 0, "how many votes to post (default: as many as --duration allows)")
 	f.DurationVar(&o.duration, "duration", 0, "how long to post (default: 10s, or until --votes are posted)")
@@ -195,6 +197,7 @@ func (o *options) check() (options []string, weights []int, err error) {
 		{"duration", o.duration >= 0, "0 or more"},
 		{"rate", o.rate >= 0, "0 or more"},
 		{"wrong", o.wrong >= 0 && o.wrong < 100, "0 to 99"},
+		{"keyless", o.keyless >= 0 && o.keyless <= 100, "0 to 100"},
 		{"timeout", o.timeout > 0, "more than 0"},
 		{"patience", o.patience >= 0, "0 or more"},
 		{"drain", o.drain > 0, "more than 0"},
@@ -259,7 +262,7 @@ func (o *options) client(options []string, weights []int) (*ledger.Client, error
 		return nil, err
 	}
 	return ledger.NewClient(ledger.Params{
-		URLs: o.apis, Choices: choices, Source: source, Connections: o.connections, Rate: o.rate,
+		URLs: o.apis, Choices: choices, Source: source, Connections: o.connections, Rate: o.rate, Keyless: float64(o.keyless) / 100,
 		Duration: o.duration, Timeout: o.timeout, Patience: o.patience,
 	})
 }
