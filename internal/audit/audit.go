@@ -167,6 +167,9 @@ func (a *auditor) conservation(s *shardSnapshot) {
 			a.differ(s.shard, id, "counted is %d, but archived %d + awaiting archive %d is %d",
 				l.Counted, l.Archived, awaiting, sum)
 		}
+		if l.Dead != dead {
+			a.differ(s.shard, id, "the ledger has %d dead votes, but the dead list has %d", l.Dead, dead)
+		}
 		var tally int64
 		for _, n := range s.tallies[i] {
 			tally += n

@@ -175,6 +175,7 @@ func (p *pipeline) manifest(sequence uint64, frame string, ids ...uuid.UUID) {
 }
 
 func TestJudge(t *testing.T) {
+	t.Parallel()
 	server := testkit.Redis(t, "--databases", "100")
 	const lateBatch = 1000
 	db := 0

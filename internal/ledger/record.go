@@ -67,7 +67,7 @@ func NewRecord(choices []Choice) *Record {
 // Choices are those of the client.
 func (r *Record) Choices() []Choice { return r.choices }
 
-// Sent, Acked and Refused are the numbers of votes so far.
+// Sent is the number of votes sent so far.
 func (r *Record) Sent() int64 { return r.sent.Load() }
 
 // Acked is the number of votes answered 202 so far.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -27,7 +28,7 @@ func Draw(weights []int, total int64, seed uint64) (Source, error) {
 		sum += w
 	}
 	if sum == 0 {
-		return nil, fmt.Errorf("no choice has a weight above 0")
+		return nil, errors.New("no choice has a weight above 0")
 	}
 	var mu sync.Mutex
 	random := rand.New(rand.NewPCG(seed, seed))
