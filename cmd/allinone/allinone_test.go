@@ -162,7 +162,7 @@ func TestKilled(t *testing.T) {
 
 // One folder belongs to one allinone.
 func TestSecond(t *testing.T) {
-	t.Parallel() // the second one waits for the folder
+	t.Parallel()
 	p := newPlace(t)
 	data := filepath.Join(p.dir, "data")
 	first := p.allinone().ready()
@@ -193,8 +193,10 @@ func TestSecond(t *testing.T) {
 
 // A redis-server that ends by itself ends allinone, with a clear line.
 func TestRedisEnds(t *testing.T) {
+	t.Parallel()
 	for signal, how := range map[syscall.Signal]string{syscall.SIGKILL: "signal: killed", syscall.SIGTERM: "exit status 0"} {
 		t.Run(signal.String(), func(t *testing.T) {
+			t.Parallel()
 			p := newPlace(t)
 			data := filepath.Join(p.dir, "data")
 			a := p.allinone().ready()
@@ -233,6 +235,7 @@ func TestRedisHangs(t *testing.T) {
 
 // Two Ctrl-C end it at once, and its redis-server with it.
 func TestImpatient(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	a := p.allinone("--drain-delay=20s").ready()
 	a.vote("demo", form, "option=ana", "")
@@ -349,10 +352,12 @@ func TestRedisDoesNotStart(t *testing.T) {
 
 // The folder may have any name, and the greeting's command works from anywhere.
 func TestFolders(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	long := strings.Repeat("x", 200) + "/" + strings.Repeat("ã", 100)
 	for _, data := range []string{"a b", long, ".", "./data", filepath.Join(p.dir, "absolute"), "q\"'$HOME`ls`", "ü#%41?@é", "-x", "../" + filepath.Base(p.dir) + "/up"} {
 		t.Run(data[:min(len(data), 40)], func(t *testing.T) {
+			t.Parallel()
 			p := &place{t: t, dir: p.dir}
 			a := p.allinone("--data="+data, "--archive-max-age=10ms").ready()
 			a.vote("demo", form, "option=bruno", "")
@@ -385,8 +390,10 @@ func TestFolders(t *testing.T) {
 
 // The folder for temporary files may have any name.
 func TestTemporaryFolder(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{strings.Repeat("x", 120), "a b#%41?@é"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			tmp := filepath.Join(t.TempDir(), name)
 			require.NoError(t, os.Mkdir(tmp, 0o700))
 			p := newPlace(t, "TMPDIR="+tmp)
@@ -402,6 +409,7 @@ func TestTemporaryFolder(t *testing.T) {
 }
 
 func TestPollsFile(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t)
 	const polls = "polls: [{id: mine, title: Mine, options: [{id: x, name: X}, {id: y}]}, {id: later, options: [{id: x}], opens_at: 2999-01-01T00:00:00Z}]"
 	write := func(text string) {
@@ -441,6 +449,7 @@ func TestPollsFile(t *testing.T) {
 
 // With --redis-url it brings no Redis along, and leaves that one alone.
 func TestOtherRedis(t *testing.T) {
+	t.Parallel()
 	redis := testkit.Redis(t)
 	p := newPlace(t)
 	a := p.allinone("--redis-url="+redis.URL(), "--queue-shards=2").ready()
@@ -461,6 +470,7 @@ func TestOtherRedis(t *testing.T) {
 
 // Without a redis-server on PATH an embedded Redis serves, which is said.
 func TestEmbedded(t *testing.T) {
+	t.Parallel()
 	p := newPlace(t, "PATH=/nosuch")
 	data := filepath.Join(p.dir, "data")
 	args := []string{"--queue-shards=2", "--owner-ttl=1s", "--idempotency-ttl=2s", "--archive-max-age=100ms"}
@@ -505,33 +515,32 @@ func TestEmbedded(t *testing.T) {
 	// Nobody else gets in.
 	require.Equal(t, 1, p.tally("--redis-url", "redis://"+url[strings.Index(url, "@")+1:], "--queue-shards", "2").wait())
 
-	t.Run("an owner that is gone gives way", func(t *testing.T) {
-		owners := func() map[string]bool {
-			out := map[string]bool{}
-			for line := range strings.Lines(tally("queue", "-o", "csv")) {
-				out[strings.Split(line, ",")[4]] = true
-			}
-			delete(out, "owner")
-			return out
+	// An owner that is gone gives way.
+	owners := func() map[string]bool {
+		out := map[string]bool{}
+		for line := range strings.Lines(tally("queue", "-o", "csv")) {
+			out[strings.Split(line, ",")[4]] = true
 		}
-		require.Len(t, owners(), 1)
-		other := testkit.StartProcess(t, "consumer", "--redis-url="+url, "--queue-shards=2", "--owner-ttl=1s")
-		testkit.Eventually(t, "two consumers share", func() bool { return len(owners()) == 2 && !owners()[""] })
-		other.Kill()
-		testkit.Eventually(t, "one has all again", func() bool { return len(owners()) == 1 && !owners()[""] })
-		for range 10 {
-			a.vote("demo", form, "option=carla", "")
-		}
-		p.counted("demo", "carla", 10, shards...)
+		delete(out, "owner")
+		return out
+	}
+	require.Len(t, owners(), 1)
+	other := testkit.StartProcess(t, "consumer", "--redis-url="+url, "--queue-shards=2", "--owner-ttl=1s")
+	testkit.Eventually(t, "two consumers share", func() bool { return len(owners()) == 2 && !owners()[""] })
+	other.Kill()
+	testkit.Eventually(t, "one has all again", func() bool { return len(owners()) == 1 && !owners()[""] })
+	for range 10 {
+		a.vote("demo", form, "option=carla", "")
+	}
+	p.counted("demo", "carla", 10, shards...)
+
+	// The proof, and the end.
+	tally("polls", "close", "demo")
+	require.Contains(t, tally("demo", "--final"), "[final]")
+	testkit.Eventually(t, "all is archived", func() bool {
+		return strings.Contains(tally("audit", "--recount", "-o", "csv"), "demo,32,32,0,0,0,32,0,32,true,\r\n")
 	})
-	t.Run("proof and end", func(t *testing.T) {
-		tally("polls", "close", "demo")
-		require.Contains(t, tally("demo", "--final"), "[final]")
-		testkit.Eventually(t, "all is archived", func() bool {
-			return strings.Contains(tally("audit", "--recount", "-o", "csv"), "demo,32,32,0,0,0,32,0,32,true,\r\n")
-		})
-		require.Equal(t, "poll,option,votes,percent\r\ndemo,ana,2,6.25\r\ndemo,bruno,20,62.50\r\ndemo,carla,10,31.25\r\n", tally("recount", "-o", "csv"))
-	})
+	require.Equal(t, "poll,option,votes,percent\r\ndemo,ana,2,6.25\r\ndemo,bruno,20,62.50\r\ndemo,carla,10,31.25\r\n", tally("recount", "-o", "csv"))
 	require.Equal(t, 0, a.interrupt())
 	require.Equal(t, "", leftovers(t, data))
 	require.True(t, free(t, data))

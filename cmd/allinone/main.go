@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"time"
 
 	"paredao/internal/config"
 	"paredao/internal/daemon"
@@ -73,7 +74,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	services := []service.Service{
-		{Parts: []daemon.Part{{Name: "greeting", Run: greeting(cfg, addr, log)}}},
+		{Parts: []daemon.Part{{Name: "greeting", Run: greeting(store, polls, cfg, addr, log)}}},
 		api,
 		service.Consumer(base, cfg.Count, cfg.Owner),
 		service.Archiver(base, blobs, cfg.Batch, cfg.Owner),
@@ -105,10 +106,19 @@ func readPolls(name string) ([]pollfile.Definition, error) {
 }
 
 // greeting says where to vote and how to see the totals, once all addresses are
-// taken.
-func greeting(cfg config.Allinone, addr net.Addr, log *slog.Logger) func(ctx context.Context) error {
+// taken and the polls can be voted on.
+func greeting(store *redisstore.Store, polls []pollfile.Definition, cfg config.Allinone, addr net.Addr, log *slog.Logger) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
 		log.Info("api takes votes", "addr", addr.String())
+		// They are applied in their order. What hinders that is logged there.
+		last := polls[len(polls)-1].Poll.ID
+		for _, err := store.Poll(ctx, last); err != nil; _, err = store.Poll(ctx, last) {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
 		if err := greet(os.Stdout, cfg, addr); err != nil {
 			// It still works; whoever started it may have closed the pipe.
 			log.Warn("the greeting could not be printed", "err", err)

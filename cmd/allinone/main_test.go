@@ -89,6 +89,7 @@ func (p *place) command(path string, args ...string) *exec.Cmd {
 			cmd.Env = append(cmd.Env, kv)
 		}
 	}
+	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would wait for a second
 	cmd.Env = append(cmd.Env, p.env...)
 	// A group of its own, as a shell makes one; and no process outlives the test.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -211,6 +212,7 @@ func (r *process) ready() *process {
 	admin := r.logged("admin listens", "addr")
 	testkit.Eventually(r.t, "it is ready", func() bool { return r.get("http://"+admin+"/readyz") == http.StatusOK })
 	r.greeting()
+	r.logged("poll applied", "poll") // votes before that may have got 503
 	return r
 }
 

@@ -200,6 +200,7 @@ func TestAuditDifference(t *testing.T) {
 }
 
 func TestRecount(t *testing.T) {
+	t.Parallel()
 	w := auditedWorld(t)
 	w.redis.Kill() // it needs none
 	c := newCLI(t, "PAREDAO_ARCHIVE_URL=file:"+w.archive)

@@ -198,6 +198,7 @@ func TestPolls(t *testing.T) {
 }
 
 func TestOpenAndClose(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 2)
 	future := time.Now().Add(1000 * time.Hour).Truncate(time.Second)
 	for _, id := range []string{"one", "two", "three"} {

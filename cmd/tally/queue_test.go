@@ -109,6 +109,7 @@ func (w *world) brokenFrame(shard int, poll string, votes int64) string {
 }
 
 func TestDead(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 2)
 	w.poll("demo", "a", "b")
 	for _, args := range []string{"requeue", "drop"} {
@@ -201,6 +202,7 @@ func TestDead(t *testing.T) {
 
 // More than one page of them.
 func TestManyDead(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	var elements []any
 	for i := range 250 {

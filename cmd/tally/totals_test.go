@@ -125,6 +125,7 @@ thirds  Title of thirds  [open]
 
 // No number is rounded on its way, and the percentages add up.
 func TestLargeNumbers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 2)
 	w.poll("large", "a", "b", "c")
 	const a, b, c = "9007199254740993", "9007199254740995", "1" // 2^53 + 1 and + 3
@@ -177,6 +178,7 @@ func hundredths(t *testing.T, percent string) int {
 }
 
 func TestPercentages(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	polls := map[string][]int{
 		"sixths": {1, 1, 1, 1, 1, 1}, "sevenths": {1, 1, 1, 1, 1, 1, 1}, "all": {5, 0, 0}, "odd": {1, 2, 3, 5, 7, 11, 13},
@@ -261,6 +263,7 @@ func TestText(t *testing.T) {
 }
 
 func TestFinal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 2)
 	w.run("--final").fails(t, 1, "no polls")
 	w.poll("demo", "a", "b")
@@ -302,6 +305,7 @@ func TestFinal(t *testing.T) {
 
 // Whoever waits for the final totals and is interrupted has none.
 func TestFinalInterrupted(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 1)
 	w.poll("demo", "a")
 	proxy := testkit.NewProxy(t, w.redis.Addr())

@@ -160,24 +160,25 @@ func parseCSV(t *testing.T, text string) (rows [][]string) {
 	t.Helper()
 	var row []string
 	for rest := text; rest != ""; {
-		var cell string
+		var cell strings.Builder
 		if inner, ok := strings.CutPrefix(rest, `"`); ok {
 			for {
 				part, after, ok := strings.Cut(inner, `"`)
 				require.True(t, ok, "an open quote in %q", text)
-				cell += part
+				cell.WriteString(part)
 				if inner, ok = strings.CutPrefix(after, `"`); !ok {
 					rest = after
 					break
 				}
-				cell += `"`
+				cell.WriteByte('"')
 			}
 		} else {
 			end := strings.IndexAny(rest, ",\r\n\"")
 			require.GreaterOrEqual(t, end, 0, "no line break at the end of %q", text)
-			cell, rest = rest[:end], rest[end:]
+			cell.WriteString(rest[:end])
+			rest = rest[end:]
 		}
-		row = append(row, cell)
+		row = append(row, cell.String())
 		if after, ok := strings.CutPrefix(rest, ","); ok {
 			rest = after
 			continue

@@ -170,7 +170,7 @@ func everything(ctx context.Context, s Store) map[string]error {
 	_, large := s.Create(ctx, "a", bytes.NewReader(data), int64(len(data)), sha256.Sum256(data))
 	_, open := s.Open(ctx, "a")
 	var list error
-	for _, list = range s.List(ctx, "") { //nolint:revive // the last error is what is wanted
+	for _, list = range s.List(ctx, "") {
 	}
 	return map[string]error{"small": small, "large": large, "open": open, "list": list, "check": s.Check(ctx)}
 }
@@ -414,7 +414,7 @@ func TestAzureFaults(t *testing.T) {
 		{"cut upload reported as success, small", small, once("PUT blob", (*proxy).cutBodySilently), expect{created: true}},
 		{"cut upload reported as success, block", large, once("PUT block", (*proxy).cutBodySilently), expect{created: true}},
 		{"cut upload, lost reply", small, func(string) []fault {
-			return []fault{{"PUT blob", func(p *proxy, w http.ResponseWriter, r *http.Request, body []byte) {
+			return []fault{{"PUT blob", func(p *proxy, _ http.ResponseWriter, r *http.Request, body []byte) {
 				p.cutBodySilently(httptest.NewRecorder(), r, body)
 				panic(http.ErrAbortHandler)
 			}}}

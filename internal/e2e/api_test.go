@@ -16,7 +16,9 @@ func TestRollingRestart(t *testing.T) {
 	s := newStack(t, 2)
 	s.start("consumer", "")
 	s.start("archiver", "")
-	apis := []*testkit.Process{s.start("api", ""), s.start("api", "")}
+	// No vote is to be given up because the machine is slow.
+	const patient = "--enqueue-timeout=30s"
+	apis := []*testkit.Process{s.start("api", "", patient), s.start("api", "", patient)}
 	l := s.load(steady, apis...)
 	restarts := 0
 	for end := time.Now().Add(faultTime()); time.Now().Before(end) || restarts < 4; {
@@ -34,6 +36,38 @@ func TestRollingRestart(t *testing.T) {
 	r := s.judge(l)
 	// Whoever's vote was taken got its answer: SIGTERM cut no live request.
 	require.Zero(t, r.Replayed)
+}
+
+// The apis are killed, one after the other. Votes that were taken, and whose
+// voters heard nothing, are sent again with their keys.
+func TestKilledApi(t *testing.T) {
+	s := newStack(t, 2)
+	s.start("consumer", "")
+	s.start("archiver", "")
+	apis := []*testkit.Process{s.start("api", ""), s.start("api", "")}
+	l := s.load(fullSpeed, apis...)
+	kills := 0
+	for end := time.Now().Add(faultTime()); time.Now().Before(end) || l.replayed() == 0; {
+		for _, api := range apis {
+			s.grow(l, 500)
+			addr := api.Addr()
+			api.Kill()
+			api.Restart("--listen=" + addr)
+			api.Ready()
+			kills++
+		}
+	}
+	t.Logf("%d kills", kills)
+	s.judge(l)
+}
+
+// replayed is how many answers said that an earlier attempt had been taken.
+func (l *load) replayed() int64 {
+	var n int64
+	for i := range l.Choices() {
+		n += l.Sums(i).Replayed
+	}
+	return n
 }
 
 // Daemons with nothing to do cost next to nothing, and wake up for a vote.

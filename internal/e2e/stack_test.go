@@ -115,7 +115,7 @@ func (s *stack) load(rate float64, apis ...*testkit.Process) *load {
 	}
 	client, err := ledger.NewClient(ledger.Params{
 		URLs: urls, Choices: choices, Source: source, Connections: 64, Rate: rate, Keyless: 0.4,
-		Timeout: 5 * time.Second, Patience: 2 * time.Minute,
+		Timeout: time.Minute, Patience: 2 * time.Minute,
 	})
 	require.NoError(s.t, err)
 	ctx, stop := context.WithCancel(context.Background())

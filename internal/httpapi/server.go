@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -145,9 +146,10 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	err := s.app.ShutdownWithContext(stop)
 	// A shutdown that comes before the server has begun finds nothing to close.
-	_ = s.ln.Close() // it is closed in the other cases
+	_ = s.ln.Close() // in the other cases it is closed already
 	select {
-	case <-served:
+	case ended := <-served:
+		err = errors.Join(err, ended)
 	case <-stop.Done():
 	}
 	if err != nil {

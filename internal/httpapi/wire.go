@@ -58,7 +58,7 @@ func readFraming(raw []byte, http11 bool) framing {
 	switch {
 	case lengths+codings > 1:
 		f.bad = "The length of the body is given in more than one way."
-	case codings > 0 && !(f.chunked && http11):
+	case codings > 0 && (!f.chunked || !http11):
 		f.bad = "The only Transfer-Encoding here is chunked, in HTTP/1.1."
 	}
 	return f
@@ -121,7 +121,7 @@ func (l *edgeListener) Accept() (net.Conn, error) {
 		if !shortage(err) {
 			return nil, err
 		}
-		time.Sleep(wait) // others must end first: there is nothing to wait for
+		<-time.After(wait) // others must end first, which no one tells
 	}
 }
 
