@@ -34,8 +34,9 @@ type redisServer struct {
 	end, kill func()
 	clean     []func() error
 	once      sync.Once
-	// announce logs what serves.
+	// announce logs what serves. log is redis-server's own log.
 	announce func()
+	log      string
 }
 
 // run waits until ctx is done, then ends the server. A server that ends by
@@ -44,7 +45,7 @@ func (r *redisServer) run(ctx context.Context) error {
 	r.announce()
 	select {
 	case <-r.ended:
-		return errors.Join(fmt.Errorf("redis-server ended by itself: %s", r.how()), r.stop())
+		return errors.Join(fmt.Errorf("redis-server ended by itself: %s (see %s)", r.how(), r.log), r.stop())
 	case <-ctx.Done():
 		return r.stop()
 	}
@@ -223,10 +224,11 @@ func (r *redisServer) child(ctx context.Context, bin, dir string, lock *os.File,
 	if err != nil {
 		return fmt.Errorf("data: %w", err)
 	}
+	r.log = filepath.Join(files, "redis.log")
 	cmd := exec.Command(bin,
 		"--port", "0", "--unixsocket", socket, "--unixsocketperm", "700",
 		"--dir", files, "--appendonly", "yes", "--appendfsync", "always", "--save", "",
-		"--maxmemory-policy", "noeviction", "--daemonize", "no", "--logfile", filepath.Join(files, "redis.log"))
+		"--maxmemory-policy", "noeviction", "--daemonize", "no", "--logfile", r.log)
 	cmd.ExtraFiles = []*os.File{lock}
 	cmd.SysProcAttr = childAttributes()
 	started := make(chan error)
@@ -249,11 +251,11 @@ func (r *redisServer) child(ctx context.Context, bin, dir string, lock *os.File,
 	r.kill = func() { _ = cmd.Process.Kill() }
 	r.url = "unix://" + (&url.URL{Path: socket}).EscapedPath()
 	r.announce = func() { log.Info("redis-server started", "pid", cmd.Process.Pid, "dir", files) }
-	return r.ready(ctx, filepath.Join(files, "redis.log"), log)
+	return r.ready(ctx, log)
 }
 
 // ready waits until the child has loaded its file.
-func (r *redisServer) ready(ctx context.Context, logFile string, log *slog.Logger) (err error) {
+func (r *redisServer) ready(ctx context.Context, log *slog.Logger) (err error) {
 	s, err := redisstore.Open(redisstore.Options{URL: r.url, Shards: 1})
 	if err != nil {
 		return err
@@ -271,11 +273,11 @@ func (r *redisServer) ready(ctx context.Context, logFile string, log *slog.Logge
 		}
 		select {
 		case <-r.ended:
-			return fmt.Errorf("redis-server ended at once (see %s): %s", logFile, r.how())
+			return fmt.Errorf("redis-server ended at once: %s (see %s)", r.how(), r.log)
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-slow.C:
-			log.Info("redis-server is still loading its file", "log", logFile)
+			log.Info("redis-server is still loading its file", "log", r.log)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -41,19 +42,15 @@ Exit code 3: something does not add up; what, is said on standard output.`,
 				return err
 			}
 			return a.withStore(cmd.Context(), func(s *redisstore.Store) error {
-				polls, err := auditedPolls(cmd.Context(), s, args)
-				if err != nil {
-					return err
-				}
-				p := audit.Params{Source: s, Shards: s.Shards(), Polls: polls}
+				p := audit.Params{Source: s, Shards: s.Shards()}
 				if !recount {
-					return a.runAudit(cmd, p)
+					return a.runAudit(cmd, s, p, args)
 				}
 				return a.withArchive(cmd.Context(), func(b blobstore.Store) error {
 					bar := newBar(cmd.ErrOrStderr(), "recounting")
 					p.Recount, p.Blobs, p.Progress = true, b, bar.progress
 					defer bar.finish()
-					return a.runAudit(cmd, p)
+					return a.runAudit(cmd, s, p, args)
 				})
 			})
 		},
@@ -62,26 +59,46 @@ Exit code 3: something does not add up; what, is said on standard output.`,
 	return c
 }
 
-// auditedPolls are those that were named, each once, or all.
-func auditedPolls(ctx context.Context, s *redisstore.Store, ids []string) ([]string, error) {
-	if len(ids) == 0 {
-		all, err := s.PollIDs(ctx)
-		if err == nil && len(all) == 0 {
-			err = errNoPolls
+// audited audits the polls that are named, or all. A poll that was applied
+// meanwhile would look like a stranger, so then it is done again.
+func audited(ctx context.Context, s *redisstore.Store, p audit.Params, ids []string) (*audit.Report, error) {
+	if len(ids) > 0 {
+		p.Polls = slices.Compact(slices.Sorted(slices.Values(ids)))
+		for _, id := range p.Polls {
+			if _, err := s.Poll(ctx, id); err != nil {
+				return nil, err
+			}
 		}
-		return all, err
+		return audit.Audit(ctx, p)
 	}
-	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
-	for _, id := range ids {
-		if _, err := s.Poll(ctx, id); err != nil {
+	p.All = true
+	for {
+		var err error
+		if p.Polls, p.Undefined, err = s.KnownPolls(ctx); err != nil {
 			return nil, err
 		}
+		report, err := audit.Audit(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		polls, undefined, err := s.KnownPolls(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if report.OK() || slices.Equal(polls, p.Polls) && slices.Equal(undefined, p.Undefined) {
+			if report.OK() && len(polls) == 0 {
+				return nil, errNoPolls
+			}
+			return report, nil
+		}
 	}
-	return ids, nil
 }
 
-func (a *app) runAudit(cmd *cobra.Command, p audit.Params) error {
-	report, err := audit.Audit(cmd.Context(), p)
+func (a *app) runAudit(cmd *cobra.Command, s *redisstore.Store, p audit.Params, ids []string) error {
+	report, err := audited(cmd.Context(), s, p, ids)
+	if errors.Is(err, errNoPolls) || errors.Is(err, vote.ErrPollNotFound) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("the audit could not be done: %w", err)
 	}
@@ -116,6 +133,11 @@ func (a *app) writeAudit(w io.Writer, r *audit.Report) error {
 		}
 		s.add(row...)
 	}
+	if a.output == "csv" {
+		for _, poll := range strangers(r) {
+			s.add(poll, "", "", "", "", "", "", "", "", "false", differencesOf(poll, r))
+		}
+	}
 	if err := a.write(w, r, s); err != nil || a.output != "table" {
 		return err
 	}
@@ -143,6 +165,20 @@ func differencesOf(poll string, r *audit.Report) string {
 		}
 	}
 	return strings.Join(out, "; ")
+}
+
+// strangers are the polls of differences that are none of the audited ones; one
+// of no poll in particular stands for all, so it is among them only where there
+// are none.
+func strangers(r *audit.Report) []string {
+	var out []string
+	for _, d := range r.Differences {
+		known := slices.ContainsFunc(r.Polls, func(p audit.PollAudit) bool { return p.Poll == d.Poll || d.Poll == "" })
+		if !known && !slices.Contains(out, d.Poll) {
+			out = append(out, d.Poll)
+		}
+	}
+	return out
 }
 
 // describe says a difference on one line.
@@ -178,6 +214,9 @@ archived are not in it.`,
 				bar.finish()
 				if err != nil {
 					return fmt.Errorf("the recount could not be done: %w", err)
+				}
+				for _, name := range totals.Foreign {
+					a.log.Warn("this object beside the manifests is none; it was passed over", "object", name)
 				}
 				if totals.Batches == 0 {
 					return fmt.Errorf("the archive at %s (--archive-url) holds no batches", b)

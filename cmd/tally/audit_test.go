@@ -116,7 +116,11 @@ func TestAuditDifference(t *testing.T) {
 			case "json":
 				report := fromJSON(t, got.stdout).(map[string]any)
 				require.Contains(t, fmt.Sprint(report["differences"]), what)
-				require.Equal(t, false, report["polls"].([]any)[0].(map[string]any)["ok"])
+				for _, p := range report["polls"].([]any) {
+					if p := p.(map[string]any); p["poll"] == poll {
+						require.Equal(t, false, p["ok"])
+					}
+				}
 			}
 		}
 	}
@@ -185,6 +189,31 @@ func TestAuditDifference(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, whole, 0o600))
 		fine(t, "--recount")
 	})
+	t.Run("a poll that has lost its window", func(t *testing.T) {
+		window, err := w.rdb.HGet(ctx, "windows:{0}", "other").Result()
+		require.NoError(t, err)
+		require.NoError(t, w.rdb.HDel(ctx, "windows:{0}", "other").Err())
+		c := w.in(t)
+		for _, form := range forms {
+			got := c.run("audit", "-o", form)
+			got.says(t, 3, "difference", "other")
+			require.Contains(t, got.stdout, "other")
+			require.Contains(t, got.stdout, "definition")
+		}
+		_, rows := fromCSV(t, c.run("audit", "-o", "csv").stdout)
+		require.Equal(t, "other", rows[len(rows)-1]["poll"])
+		require.Equal(t, "false", rows[len(rows)-1]["ok"])
+		require.NoError(t, w.rdb.HSet(ctx, "windows:{0}", "other", window).Err())
+		fine(t)
+	})
+	t.Run("a foreign file among the manifests", func(t *testing.T) {
+		path := filepath.Join(w.archive, "manifest", "0", "note\x1b[31m.txt")
+		require.NoError(t, os.WriteFile(path, nil, 0o600))
+		fine(t)
+		differs(t, "demo", "is no manifest", "--recount")
+		require.NoError(t, os.Remove(path))
+		fine(t, "--recount")
+	})
 	t.Run("the whole archive is gone", func(t *testing.T) {
 		got := w.in(t).run("audit", "--recount", "--archive-url", "file:"+t.TempDir())
 		got.says(t, 3, "difference")
@@ -192,10 +221,10 @@ func TestAuditDifference(t *testing.T) {
 	})
 	t.Run("Redis has lost what is archived", func(t *testing.T) {
 		require.NoError(t, w.rdb.FlushAll(ctx).Err())
-		w.in(t).run("audit", "--recount").fails(t, 1, "no polls")
+		w.in(t).run("audit").fails(t, 1, "no polls")
+		differs(t, "", "Redis does not know", "--recount")
 		w.poll("demo", "a", "b")
-		got := w.in(t).run("audit", "--recount")
-		got.says(t, 3, "difference", "Redis does not know")
+		differs(t, "demo", "Redis does not know", "--recount")
 	})
 }
 

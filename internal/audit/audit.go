@@ -24,8 +24,13 @@ type Source interface {
 type Params struct {
 	Source Source
 	Shards int
-	// Polls to audit; all that the caller knows.
+	// Polls to audit.
 	Polls []string
+	// All says that Polls is every poll that Redis knows: then votes of any other
+	// are a difference, and so is each of Undefined, which Redis has votes or a
+	// window of but no whole definition.
+	All       bool
+	Undefined []string
 	// Recount also reads the archive, from Blobs.
 	Recount  bool
 	Blobs    Blobs
@@ -84,6 +89,11 @@ func Audit(ctx context.Context, p Params) (*Report, error) {
 	if len(groups) == 0 {
 		// A Redis that knows no poll may have lost them all: the archive tells.
 		groups = [][]string{{}}
+	}
+	for _, id := range p.Undefined {
+		report.Differences = append(report.Differences, Difference{
+			Poll: id, What: "it has no definition on every shard, though Redis knows it",
+		})
 	}
 	var done int64
 	for _, polls := range groups {
@@ -150,10 +160,28 @@ func (a *auditor) note(d Difference) {
 	}
 }
 
+// stranger notes votes of a poll that Redis does not know.
+func (a *auditor) stranger(shard int, poll, where string) {
+	if a.p.All && !slices.Contains(a.all, poll) {
+		a.differ(shard, poll, "%s has votes of it, but Redis does not know this poll", where)
+	}
+}
+
 // conservation checks the equations of one shard.
 func (a *auditor) conservation(s *shardSnapshot) {
 	if s.now.After(a.report.AsOf) {
 		a.report.AsOf = s.now
+	}
+	if s.damaged > 0 {
+		a.differ(s.shard, "", "%d elements of the list that awaits archiving can't be read", s.damaged)
+	}
+	for _, list := range []struct {
+		where string
+		sum   listSum
+	}{{"the queue", s.queue}, {"the list that awaits archiving", s.awaiting}, {"the dead list", s.dead}} {
+		for _, poll := range slices.Sorted(maps.Keys(list.sum.votes)) {
+			a.stranger(s.shard, poll, list.where)
+		}
 	}
 	a.report.Unreadable = max(a.report.Unreadable, s.unreadable)
 	for i, id := range a.p.Polls {
@@ -194,7 +222,7 @@ func (a *auditor) recount(ctx context.Context, snaps []*shardSnapshot) error {
 	if err != nil {
 		return err
 	}
-	c := &recounter{blobs: a.p.Blobs, polls: a.p.Polls, seen: frameSet{}, progress: a.p.Progress, done: a.done, total: plan.votes,
+	c := &recounter{blobs: a.p.Blobs, polls: a.p.Polls, seen: frameSet{}, progress: a.p.Progress, done: a.done, total: plan.votes, hashes: true,
 		damaged: func(shard int, err error) { a.differ(shard, "", "archive: %v", err) }}
 	repeated := 0
 	for shard, snap := range snaps {
@@ -234,9 +262,12 @@ type plan struct {
 
 func (a *auditor) plan(ctx context.Context, snaps []*shardSnapshot) (plan, error) {
 	p := plan{known: map[int][]string{}, unknown: map[int][]string{}}
-	names, err := manifestNames(ctx, a.p.Blobs)
+	names, foreign, err := manifestNames(ctx, a.p.Blobs)
 	if err != nil {
 		return p, err
+	}
+	for _, name := range foreign {
+		a.differ(0, "", "archive: %s is no manifest", name)
 	}
 	sequences := map[int][]uint64{}
 	for _, name := range names {
@@ -273,6 +304,9 @@ func (a *auditor) plan(ctx context.Context, snaps []*shardSnapshot) (plan, error
 			case sequence <= snaps[shard].lastBatch:
 				p.known[shard] = append(p.known[shard], name)
 				p.votes += votesOf(m, a.all)
+				for _, o := range m.Objects {
+					a.stranger(shard, o.Poll, "the archive")
+				}
 			}
 		}
 	}
@@ -335,7 +369,8 @@ type shardSnapshot struct {
 	shard                 int
 	now                   time.Time
 	queue, awaiting, dead listSum
-	unreadable            int64
+	unreadable            int64    // of the queue
+	damaged               int64    // of the list that awaits archiving
 	frames                frameSet // of queue and awaiting, for a recount
 	ledgers               map[string]vote.PollLedger
 	tallies               []vote.Tally
@@ -404,6 +439,11 @@ func trySnapshot(ctx context.Context, src Source, shard int, polls []string, kee
 		for _, e := range queue.elements {
 			if !e.readable {
 				s.unreadable++
+			}
+		}
+		for _, e := range archive.elements {
+			if !e.readable {
+				s.damaged++
 			}
 		}
 		if keepIDs {

@@ -2,8 +2,10 @@ package audit
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"os"
 	"slices"
@@ -90,12 +92,14 @@ func TestDifferencesAreNamed(t *testing.T) {
 		return info.Size()
 	}
 	// resize makes the first manifest of shard 0 say that the object is that
-	// large, and what its votes are.
+	// large, of the bytes that it has now, and what its votes are.
 	resize := func(r *rig, name string, size int64, votes vote.Tally) {
 		m := r.manifest(0, 1)
+		b, err := os.ReadFile(r.path(name))
+		r.must(err)
 		for i := range m.Objects {
 			if o := &m.Objects[i]; o.Name == name {
-				o.Bytes = size
+				o.Bytes, o.SHA256 = size, fmt.Sprintf("%x", sha256.Sum256(b))
 				if votes != nil {
 					o.Votes = votes
 				}
@@ -248,6 +252,29 @@ func TestDifferencesAreNamed(t *testing.T) {
 				{"", 0, []string{"manifest/0/000000000002.json", "it is the manifest of batch 0-000000000001-"}},
 			},
 			conserved: true,
+		},
+		"a file that is no manifest": {
+			tamper:    func(r *rig) { r.write("manifest/0/notes.txt", nil) },
+			want:      []want{{"", 0, []string{"archive: manifest/0/notes.txt is no manifest"}}},
+			conserved: true,
+		},
+		"a byte of an object altered": {
+			tamper: func(r *rig) {
+				o := object(r, "beta")
+				b, err := os.ReadFile(r.path(o.Name))
+				r.must(err)
+				b[len(b)-9] ^= 1 // in the length of the file's end, or before: wherever, its hash tells
+				r.write(o.Name, b)
+			},
+			want:      []want{{"", 0, []string{"archive: votes/poll=beta/", "damaged"}}},
+			conserved: true,
+		},
+		"an element that awaits archiving altered": {
+			tamper: func(r *rig) {
+				head, _, _ := strings.Cut(r.rdb.LIndex(r.Context(), key("archive", 1), 0).Val(), "\n")
+				r.must(r.rdb.LSet(r.Context(), key("archive", 1), 0, head+"\nnothing").Err())
+			},
+			want: []want{{"", 1, []string{"1 elements of the list that awaits archiving can't be read"}}},
 		},
 		"Redis holds another batch of that number": {
 			tamper: func(r *rig) {
@@ -805,6 +832,33 @@ func TestSomePolls(t *testing.T) {
 	}
 }
 
+// Where all polls of Redis are audited, votes of any other are a difference,
+// wherever they lie.
+func TestStrangers(t *testing.T) {
+	r := fill(t)
+	p := r.params()
+	p.All = true
+	r.clean(p)
+
+	r.must(r.rdb.RPush(t.Context(), key("dead", 1), "P1 x-1 1 1 - gamma:1\n").Err())
+	p.Polls = []string{"alpha"}
+	p.Undefined = []string{"delta"}
+	report := r.audit(p)
+	for shard := range shards {
+		for _, where := range []string{"the queue", "the list that awaits archiving", "the archive"} {
+			r.found(report, "beta", shard, where+" has votes of it")
+		}
+	}
+	r.found(report, "gamma", 1, "the dead list has votes of it")
+	r.found(report, "delta", 0, "no definition")
+	if !report.Polls[0].OK {
+		t.Error("alpha is blamed for the others")
+	}
+	// Who names the polls asks about no other.
+	p.All, p.Undefined = false, nil
+	r.clean(p)
+}
+
 // What says nothing about the votes is an error, and no difference.
 func TestWhatCouldNotBeRead(t *testing.T) {
 	away := errors.New("the archive is away")
@@ -813,7 +867,6 @@ func TestWhatCouldNotBeRead(t *testing.T) {
 		want  string
 	}{
 		"more shards in the archive":  {func(r *rig, _ *Params) { r.forge(5, 1, "x-1") }, "manifest/5/000000000001.json: there are 2 shards (queue-shards)"},
-		"a file that is no manifest":  {func(r *rig, _ *Params) { r.write("manifest/0/notes.txt", nil) }, `"manifest/0/notes.txt" is no manifest's name`},
 		"the archive can't be listed": {func(_ *rig, p *Params) { p.Blobs = broken{away} }, "list manifests: the archive is away"},
 		"an object can't be read": {func(r *rig, p *Params) {
 			p.Blobs = hookedBlobs{Blobs: r.blobs, open: func(name string) error {
@@ -895,6 +948,11 @@ func TestRecountOfADamagedArchive(t *testing.T) {
 				t.Errorf("got %v, want %v", err, c.want)
 			}
 		})
+	}
+	notes := fill(t)
+	notes.write("manifest/0/notes.txt", nil)
+	if totals, err := Recount(t.Context(), notes.blobs, nil, nil); err != nil || !slices.Equal(totals.Foreign, []string{"manifest/0/notes.txt"}) {
+		t.Errorf("got %+v, %v", totals, err)
 	}
 	away := errors.New("the archive is away")
 	if _, err := Recount(t.Context(), broken{away}, nil, nil); !errors.Is(err, away) {

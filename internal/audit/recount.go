@@ -2,8 +2,11 @@ package audit
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"maps"
 	"slices"
@@ -29,6 +32,9 @@ type Totals struct {
 	// Batches, objects and frames read; Repeated frames were archived more than
 	// once and counted once.
 	Batches, Objects, Frames, Repeated int
+	// Foreign are objects beside the manifests that are none, and were passed
+	// over.
+	Foreign []string
 }
 
 func newTotals() *Totals { return &Totals{Votes: map[string]vote.Tally{}} }
@@ -36,7 +42,7 @@ func newTotals() *Totals { return &Totals{Votes: map[string]vote.Tally{}} }
 // Recount counts the votes of the polls in the archive (all polls, if none is
 // named), reading every row.
 func Recount(ctx context.Context, blobs Blobs, polls []string, progress Progress) (*Totals, error) {
-	names, err := manifestNames(ctx, blobs)
+	names, foreign, err := manifestNames(ctx, blobs)
 	if err != nil {
 		return nil, err
 	}
@@ -46,6 +52,7 @@ func Recount(ctx context.Context, blobs Blobs, polls []string, progress Progress
 	}
 	c := &recounter{blobs: blobs, polls: polls, seen: frameSet{}, progress: progress, total: total}
 	out := newTotals()
+	out.Foreign = foreign
 	for _, name := range names {
 		m, err := readManifest(ctx, blobs, name)
 		if err != nil {
@@ -86,15 +93,19 @@ func wanted(polls []string, poll string) bool {
 	return len(polls) == 0 || slices.Contains(polls, poll)
 }
 
-func manifestNames(ctx context.Context, blobs Blobs) ([]string, error) {
-	var names []string
+// manifestNames lists the manifests, and what else lies beside them.
+func manifestNames(ctx context.Context, blobs Blobs) (names, foreign []string, err error) {
 	for info, err := range blobs.List(ctx, archivefile.ManifestRoot) {
 		if err != nil {
-			return nil, fmt.Errorf("list manifests: %w", err)
+			return nil, nil, fmt.Errorf("list manifests: %w", err)
+		}
+		if _, _, err := archivefile.ParseManifestName(info.Name); err != nil {
+			foreign = append(foreign, info.Name)
+			continue
 		}
 		names = append(names, info.Name)
 	}
-	return names, nil
+	return names, foreign, nil
 }
 
 func readManifest(ctx context.Context, blobs Blobs, name string) (*archivefile.Manifest, error) {
@@ -127,6 +138,9 @@ type recounter struct {
 	// damaged is told of an object that is missing or damaged, and the count
 	// goes on; without it the count ends there.
 	damaged func(shard int, err error)
+	// hashes says to read each object whole and compare its SHA-256, besides
+	// the columns that count.
+	hashes bool
 }
 
 // isDamage tells whether the archive is not what was written, and not just out
@@ -174,6 +188,15 @@ func (r *recounter) object(ctx context.Context, o archivefile.ManifestObject, re
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if f.Size() != o.Bytes {
 		return fmt.Errorf("%w: the object has %d bytes, its manifest says %d", archivefile.ErrDamaged, f.Size(), o.Bytes)
+	}
+	if r.hashes {
+		sum := sha256.New()
+		if _, err := io.Copy(sum, io.NewSectionReader(f, 0, f.Size())); err != nil {
+			return fmt.Errorf("read: %w", err)
+		}
+		if hex.EncodeToString(sum.Sum(nil)) != o.SHA256 {
+			return fmt.Errorf("%w: its SHA-256 is not the one in its manifest", archivefile.ErrDamaged)
+		}
 	}
 	runs := make([]archivefile.Run, len(o.FrameRows))
 	whole := true

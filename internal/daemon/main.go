@@ -10,14 +10,17 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Main runs a binary and returns its exit code, for main to exit with:
 //
 //	func main() { os.Exit(daemon.Main("api", run)) }
 //
-// The first SIGTERM or SIGINT cancels run's context. A second one makes Main
-// return 1 at once, with a line on stderr, while run is left where it is.
+// The first SIGTERM or SIGINT cancels run's context. A SIGINT that comes
+// impatience later makes Main return 1 at once, with a line on stderr, while run
+// is left where it is: someone sits there and does not want to wait. Any other
+// signal changes nothing: supervisors send more than one.
 //
 // The code is 0 if run returns nil, or if it was told to stop and returns
 // context.Canceled; the error's own if it has a method ExitCode() int, as
@@ -30,6 +33,9 @@ func Main(name string, run func(ctx context.Context) error) int {
 	return runMain(name, os.Stderr, signals, run)
 }
 
+// impatience is how long after the first signal another one is no echo of it.
+const impatience = time.Second
+
 func runMain(name string, stderr io.Writer, signals <-chan os.Signal, run func(ctx context.Context) error) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -41,6 +47,7 @@ func runMain(name string, stderr io.Writer, signals <-chan os.Signal, run func(c
 	}()
 
 	stopping := false
+	var since time.Time
 	for {
 		select {
 		case err := <-done:
@@ -49,11 +56,14 @@ func runMain(name string, stderr io.Writer, signals <-chan os.Signal, run func(c
 			}
 			return exit(name, stderr, err)
 		case s := <-signals:
+			if stopping && (s != os.Interrupt || time.Since(since) < impatience) {
+				continue
+			}
 			if stopping {
 				_, _ = fmt.Fprintf(stderr, "%s: second signal (%v), exiting at once\n", name, s)
 				return 1
 			}
-			stopping = true
+			stopping, since = true, time.Now()
 			cancel(fmt.Errorf("signal: %v", s))
 		}
 	}

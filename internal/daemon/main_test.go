@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -64,22 +66,43 @@ func TestFirstSignalCancels(t *testing.T) {
 	}
 }
 
-func TestSecondSignalExitsAtOnce(t *testing.T) {
-	var stderr output
-	signals := make(chan os.Signal, 2)
-	release, returned := make(chan struct{}), make(chan struct{})
-	code := runMain("api", &stderr, signals, func(ctx context.Context) error {
-		defer close(returned)
-		signals <- os.Interrupt
-		<-ctx.Done()
-		signals <- syscall.SIGTERM
-		<-release // hangs
-		return nil
+func TestImpatientInterruptExitsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var stderr output
+		signals := make(chan os.Signal, 2)
+		release, returned := make(chan struct{}), make(chan struct{})
+		code := runMain("api", &stderr, signals, func(ctx context.Context) error {
+			defer close(returned)
+			signals <- os.Interrupt
+			<-ctx.Done()
+			<-time.After(impatience)
+			signals <- os.Interrupt
+			<-release // hangs
+			return nil
+		})
+		assert.Equal(t, 1, code)
+		assert.Equal(t, "api: second signal (interrupt), exiting at once\n", stderr.String())
+		close(release)
+		<-returned
 	})
-	assert.Equal(t, 1, code)
-	assert.Equal(t, "api: second signal (terminated), exiting at once\n", stderr.String())
-	close(release)
-	<-returned
+}
+
+// A supervisor may signal a process and its group, and a shell too.
+func TestRepeatedSignalsChangeNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var stderr output
+		signals := make(chan os.Signal)
+		code := runMain("api", &stderr, signals, func(ctx context.Context) error {
+			signals <- syscall.SIGTERM
+			<-ctx.Done()
+			signals <- os.Interrupt
+			<-time.After(impatience)
+			signals <- syscall.SIGTERM
+			return nil
+		})
+		assert.Zero(t, code)
+		assert.Empty(t, stderr.String())
+	})
 }
 
 func TestPanicInMain(t *testing.T) {

@@ -139,12 +139,34 @@ func (c *catalog) load(ctx context.Context, old *edition) (*edition, error) {
 	return ed, nil
 }
 
+// reloadTimeout bounds a reload that no one waits for. A thousand polls with a
+// thousand options are more than a voter's look has time for.
+const reloadTimeout = time.Minute
+
+// refresh loads what has changed, while looks go on.
+func (c *catalog) refresh(ctx context.Context) error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, reloadTimeout)
+	defer cancel()
+	ed, err := c.load(ctx, c.cur.Load())
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if began.After(c.lookedAt) || c.failed != nil {
+		c.lookedAt, c.failed = began, nil
+		c.cur.Store(ed)
+	}
+	return nil
+}
+
 // run keeps the catalog fresh until ctx is done.
 func (c *catalog) run(ctx context.Context, outage func(error)) {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		_, err := c.look(ctx, time.Now())
+		err := c.refresh(ctx)
 		if ctx.Err() != nil {
 			return
 		}

@@ -416,6 +416,37 @@ func TestShutdown(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
+// A shutdown in the middle of a rush: every vote that was acknowledged is there.
+func TestShutdownUnderLoad(t *testing.T) {
+	s := start(t)
+	s.poll("p", "ana")
+	var acked sync.Map
+	var n atomic.Int64
+	var wg sync.WaitGroup
+	for range 64 {
+		c := s.client()
+		wg.Go(func() {
+			for {
+				a, err := do(c, "POST", s.url+"/polls/p/votes", "option=ana", "Content-Type", asForm)
+				if err != nil {
+					return // the server has gone
+				}
+				id, _ := receipt(t, a, "p", "ana")
+				acked.Store(id, true)
+				n.Add(1)
+			}
+		})
+	}
+	testkit.Eventually(t, "the rush is on", func() bool { return n.Load() > 500 })
+	require.NoError(t, s.stop())
+	wg.Wait()
+	stored := s.stored()
+	acked.Range(func(id, _ any) bool {
+		assert.Contains(t, stored, id)
+		return true
+	})
+}
+
 // A client that has connected and speaks at the very end is still served.
 func TestShutdownHearsALateClient(t *testing.T) {
 	h := &held{came: make(chan struct{}, 1), leave: make(chan struct{})}

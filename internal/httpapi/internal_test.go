@@ -127,6 +127,20 @@ func FuzzReadFraming(f *testing.F) {
 	})
 }
 
+// BenchmarkReadFraming: it stands before every request.
+func BenchmarkReadFraming(b *testing.B) {
+	raw := []byte("Host: vote.example\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0\r\n" +
+		"Accept: */*\r\nAccept-Language: pt-BR,pt;q=0.8\r\nAccept-Encoding: gzip, deflate, br\r\nContent-Type: application/json\r\n" +
+		"Idempotency-Key: 550e8400-e29b-41d4-a716-446655440000\r\nContent-Length: 16\r\nOrigin: https://vote.example\r\n" +
+		"Connection: keep-alive\r\nSec-Fetch-Dest: empty\r\nX-Forwarded-For: 203.0.113.9\r\n\r\n")
+	b.ReportAllocs()
+	for b.Loop() {
+		if readFraming(raw, true).bad != "" {
+			b.Fatal("refused")
+		}
+	}
+}
+
 // FuzzParseForm and FuzzParseJSON: what is taken has an option that is valid
 // text, and nothing panics.
 func FuzzParseForm(f *testing.F) {
@@ -299,6 +313,15 @@ func TestEdgeListenerClosing(t *testing.T) {
 	pipe, other := net.Pipe()
 	assert.Equal(t, pipe, l.enter(pipe), "only TCP is wrapped")
 	require.NoError(t, errors.Join(pipe.Close(), other.Close()))
+}
+
+// A listener that ends by itself ends the server: a process that looks alive
+// and takes no votes is worse than one that is started again.
+func TestServerEndsWithItsListener(t *testing.T) {
+	s, err := New("127.0.0.1:0", Params{Polls: &brokenPolls{}, Privacy: PrivacyNone, Outage: func(error) {}})
+	require.NoError(t, err)
+	require.NoError(t, s.ln.(*edgeListener).Listener.Close())
+	require.ErrorIs(t, s.Run(context.Background()), net.ErrClosed)
 }
 
 func TestToProblem(t *testing.T) {

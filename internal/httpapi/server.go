@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,19 +130,21 @@ func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 // time is the caller's to bound, by stop.
 func (s *Server) Run(ctx context.Context) error {
 	refreshed := make(chan struct{})
+	refreshing, endRefresh := context.WithCancel(ctx)
+	defer endRefresh()
 	go func() {
 		defer close(refreshed)
-		s.catalog.run(ctx, s.p.Outage)
+		s.catalog.run(refreshing, s.p.Outage)
 	}()
 	served := make(chan error, 1)
 	go func() { served <- s.app.Listener(s.ln) }()
 	select {
 	case err := <-served:
+		endRefresh()
 		<-refreshed
-		return fmt.Errorf("serve: %w", err)
+		return fmt.Errorf("%s: serve: %w", s.ln.Addr(), cmp.Or(err, net.ErrClosed))
 	case <-ctx.Done():
 	}
-	<-refreshed
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	err := s.app.ShutdownWithContext(stop)
@@ -152,6 +155,7 @@ func (s *Server) Run(ctx context.Context) error {
 		err = errors.Join(err, ended)
 	case <-stop.Done():
 	}
+	<-refreshed // last: a Redis that does not answer may hold it up
 	if err != nil {
 		return fmt.Errorf("shutdown: %w", err)
 	}

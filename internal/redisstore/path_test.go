@@ -119,7 +119,7 @@ func mainPath(t *testing.T, s *Store) {
 			t.Errorf("queue %+v", q)
 		}
 	}
-	ids, err := s.PollIDs(ctx)
+	ids, _, err := s.KnownPolls(ctx)
 	if err != nil || !reflect.DeepEqual(ids, []string{"p", "q"}) {
 		t.Errorf("polls %v, %v", ids, err)
 	}

@@ -65,7 +65,7 @@ func (s *Store) freezeOptions(ctx context.Context, p vote.Poll, w vote.Window, d
 		if _, err := s.applyPoll(ctx, shard, p, w, def, "1"); err != nil {
 			// Let the votes in again where they were stopped.
 			for back := range shard {
-				_, undo := s.applyPoll(ctx, back, old.Poll, old.Window, oldDef, "0")
+				_, undo := s.applyPoll(context.WithoutCancel(ctx), back, old.Poll, old.Window, oldDef, "0")
 				err = errors.Join(err, undo)
 			}
 			return err
@@ -316,13 +316,29 @@ func (s *Store) shardResults(ctx context.Context, shard int, poll string) (vote.
 	return r, err
 }
 
-// PollIDs returns the ids of all polls, sorted.
-func (s *Store) PollIDs(ctx context.Context) ([]string, error) {
-	windows, err := s.rdb.HGetAll(ctx, shardKeys(0).windows()).Result()
+// KnownPolls returns the ids of all polls that any shard knows by its window or its
+// ledger, sorted, and those of them that lack a window on some shard.
+func (s *Store) KnownPolls(ctx context.Context) (ids, undefined []string, err error) {
+	shards, err := s.ShardPolls(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("polls: %w", err)
+		return nil, nil, err
 	}
-	return slices.Sorted(maps.Keys(windows)), nil
+	windows := map[string]int{}
+	for _, sh := range shards {
+		for id := range sh.Windows {
+			windows[id]++
+		}
+		for id := range sh.Ledgers {
+			windows[id] += 0
+		}
+	}
+	ids = slices.Sorted(maps.Keys(windows))
+	for _, id := range ids {
+		if windows[id] < len(shards) {
+			undefined = append(undefined, id)
+		}
+	}
+	return ids, undefined, nil
 }
 
 // Now returns Redis's time.

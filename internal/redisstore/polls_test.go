@@ -292,7 +292,7 @@ func TestPolls(t *testing.T) {
 				e.Errorf("poll %+v", p)
 			}
 		}
-		ids, err := e.PollIDs(e.ctx())
+		ids, _, err := e.KnownPolls(e.ctx())
 		if err != nil || !slices.Equal(got, want) || !slices.Equal(ids, want) {
 			e.Errorf("polls %v, ids %v (%v)", got, ids, err)
 		}

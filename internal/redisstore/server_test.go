@@ -107,7 +107,7 @@ func TestHealthWithoutRedis(t *testing.T) {
 		"revision":  func() error { _, err := s.PollsRevision(e.ctx()); return err },
 		"polls":     func() error { _, err := s.Polls(e.ctx()); return err },
 		"poll":      func() error { _, err := s.Poll(e.ctx(), "p"); return err },
-		"poll ids":  func() error { _, err := s.PollIDs(e.ctx()); return err },
+		"poll ids":  func() error { _, _, err := s.KnownPolls(e.ctx()); return err },
 		"apply":     func() error { _, err := s.ApplyPoll(e.ctx(), definition("p"), vote.Window{}); return err },
 		"close":     func() error { return s.ClosePoll(e.ctx(), "p") },
 		"now":       func() error { _, err := s.Now(e.ctx()); return err },

@@ -33,12 +33,13 @@ func API(b Base, http config.HTTP, c config.Enqueue) (Service, net.Addr, error) 
 	if err != nil {
 		return Service{}, nil, err
 	}
+	enqueuing := b.work("enqueue", "Redis does not take votes")
 	committer, err := enqueue.New(enqueue.Params{
 		Queue:       b.Store.Queue(c.IdempotencyTTL, c.AckReplicas, min(c.Timeout, maxAckWait)),
 		Shards:      b.Store.Shards(),
 		MaxInFlight: c.MaxInFlight,
 		Timeout:     c.Timeout,
-		Outage:      b.outage("Redis does not take votes"),
+		Outage:      enqueuing.outcome,
 		Log:         b.Log,
 		Metrics:     b.enqueueMetrics(),
 	})
@@ -67,7 +68,7 @@ func API(b Base, http config.HTTP, c config.Enqueue) (Service, net.Addr, error) 
 			{Name: "http", Run: server.Run},
 			{Name: "committer", Run: committer.Run},
 		},
-		Checks: []daemon.Check{b.redisCheck(), {Name: "polls", Check: server.Ready}},
+		Checks: []daemon.Check{b.redisCheck(), {Name: "polls", Check: server.Ready}, enqueuing.check()},
 	}, server.Addr(), nil
 }
 

@@ -78,7 +78,7 @@ func TestAllTogether(t *testing.T) {
 		return code == 200
 	})
 	testkit.Eventually(t, "the polls are applied", func() bool {
-		ids, err := b.Store.PollIDs(t.Context())
+		ids, _, err := b.Store.KnownPolls(t.Context())
 		return err == nil && len(ids) == 2
 	})
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -76,6 +77,50 @@ func OpenArchive(ctx context.Context, c config.Archive) (blobstore.Store, error)
 // outage returns a log of failures of one kind that is quiet during an outage.
 func (b Base) outage(message string) func(error) {
 	return daemon.NewOutageLog(daemon.OutageParams{Log: b.Log, Message: message}).Report
+}
+
+// failing is for how long a work may fail before the daemon says that it is not
+// ready.
+const failing = 10 * time.Second
+
+// work is an outage log that readiness looks at, too.
+type work struct {
+	name   string
+	report func(error)
+	mu     sync.Mutex
+	since  time.Time // of the first failure since the last success; zero: well
+	err    error
+}
+
+func (b Base) work(name, message string) *work {
+	return &work{name: name, report: b.outage(message)}
+}
+
+// outcome takes the outcome of a step.
+func (w *work) outcome(err error) {
+	w.report(err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case err == nil:
+		w.since, w.err = time.Time{}, nil
+	case w.since.IsZero():
+		w.since, w.err = time.Now(), err
+	default:
+		w.err = err
+	}
+}
+
+// check fails when no step has succeeded for a while.
+func (w *work) check() daemon.Check {
+	return daemon.Check{Name: w.name, Check: func(context.Context) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.err == nil || time.Since(w.since) < failing {
+			return nil
+		}
+		return fmt.Errorf("every step has failed for %s: %w", time.Since(w.since).Round(time.Second), w.err)
+	}}
 }
 
 // workerName names this process among the workers, for people and for ever.

@@ -50,7 +50,7 @@ func TestShardsMismatch(t *testing.T) {
 	if !strings.HasPrefix(err.Error(), "setup: ") {
 		t.Errorf("got %v", err)
 	}
-	if ids, err := b.Store.PollIDs(t.Context()); err != nil || len(ids) != 0 {
+	if ids, _, err := b.Store.KnownPolls(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("polls %v were applied, %v", ids, err)
 	}
 	if err := b.redisCheck().Check(t.Context()); !errors.Is(err, vote.ErrShardsMismatch) {
@@ -78,7 +78,7 @@ func TestSetupWaitsForRedis(t *testing.T) {
 	}
 	server.Start()
 	testkit.Eventually(t, "the polls are applied", func() bool {
-		ids, err := b.Store.PollIDs(t.Context())
+		ids, _, err := b.Store.KnownPolls(t.Context())
 		return err == nil && len(ids) == 2
 	})
 	<-b.agreed

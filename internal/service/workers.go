@@ -26,11 +26,12 @@ func latencyBuckets() []float64 {
 func Consumer(b Base, c config.Count, o config.Owner) Service {
 	b.registerQueue("queue_votes", "queue_frames", "oldest_pending_seconds")
 	worker := workerName()
+	counting := b.work("count", "votes can't be counted")
 	consumer := count.New(count.Params{
 		Queue:     b.Store,
 		Worker:    worker,
 		ChunkSize: c.ChunkSize,
-		Outage:    b.outage("votes can't be counted"),
+		Outage:    counting.outcome,
 		Log:       b.Log,
 		Metrics: count.Metrics{
 			Counted: b.counterVec("votes_counted_total", "Votes added to the tallies.", "poll"),
@@ -42,7 +43,7 @@ func Consumer(b Base, c config.Count, o config.Owner) Service {
 	})
 	return Service{
 		Parts:  []daemon.Part{{Name: "consumer", Run: b.shared(redisstore.RoleConsumer, worker, o.TTL, consumer.Work)}},
-		Checks: []daemon.Check{b.redisCheck()},
+		Checks: []daemon.Check{b.redisCheck(), counting.check()},
 	}
 }
 
@@ -52,12 +53,13 @@ func Consumer(b Base, c config.Count, o config.Owner) Service {
 func Archiver(b Base, blobs blobstore.Store, c config.Batch, o config.Owner) Service {
 	b.registerQueue("archive_pending_votes")
 	worker := workerName()
+	archiving := b.work("archiving", "votes can't be archived")
 	archiver := archive.New(archive.Params{
 		Queue:    b.Store,
 		Blobs:    blobs,
 		MaxVotes: int64(c.MaxVotes),
 		MaxAge:   c.MaxAge,
-		Outage:   b.outage("votes can't be archived"),
+		Outage:   archiving.outcome,
 		Log:      b.Log,
 		Metrics: archive.Metrics{
 			Votes:   b.counter("votes_archived_total", "Votes in committed archive batches."),
@@ -68,7 +70,7 @@ func Archiver(b Base, blobs blobstore.Store, c config.Batch, o config.Owner) Ser
 	})
 	return Service{
 		Parts:  []daemon.Part{{Name: "archiver", Run: b.shared(redisstore.RoleArchiver, worker, o.TTL, archiver.Work)}},
-		Checks: []daemon.Check{b.redisCheck(), {Name: "archive", Check: blobs.Check}},
+		Checks: []daemon.Check{b.redisCheck(), {Name: "archive", Check: blobs.Check}, archiving.check()},
 	}
 }
 

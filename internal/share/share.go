@@ -7,6 +7,7 @@ package share
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -87,17 +88,18 @@ func (s *sharing) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// A shard that can't be reached must not keep the others from being worked on.
+	var errs []error
 	for shard := range s.p.Shards {
 		mine := live[shard%len(live)] == s.p.Worker
 		if !mine {
-			if err := s.giveUp(ctx, shard); err != nil {
-				return err
-			}
+			errs = append(errs, s.giveUp(ctx, shard))
 			continue
 		}
 		got, err := s.p.Members.Claim(ctx, shard)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
 		_, has := s.running[shard]
 		switch {
@@ -108,7 +110,7 @@ func (s *sharing) step(ctx context.Context) error {
 			s.stop(shard)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (s *sharing) start(shard int) {
