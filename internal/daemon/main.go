@@ -76,7 +76,8 @@ func exit(name string, stderr io.Writer, err error) int {
 	}
 	code := 1
 	var own interface{ ExitCode() int }
-	if errors.As(err, &own) {
+	// Of a child that a signal ended the code is -1.
+	if errors.As(err, &own) && own.ExitCode() >= 0 {
 		code = own.ExitCode()
 	}
 	if code != 0 {

@@ -28,11 +28,13 @@ type Base struct {
 	// agreed is closed once Redis has the same number of queue shards as this
 	// process. Nothing touches the queue before.
 	agreed chan struct{}
+	// applied is closed once the polls file is applied, too.
+	applied chan struct{}
 }
 
 // NewBase returns a base; its Setup part must run.
 func NewBase(store *redisstore.Store, registry *prometheus.Registry, log *slog.Logger) Base {
-	return Base{Store: store, Registry: registry, Log: log, agreed: make(chan struct{})}
+	return Base{Store: store, Registry: registry, Log: log, agreed: make(chan struct{}), applied: make(chan struct{})}
 }
 
 // awaitAgreed waits for the agreement; false: ctx was done before.
@@ -171,10 +173,24 @@ func (b Base) setup(ctx context.Context, defs []pollfile.Definition) error {
 		}
 		return err
 	})
-	if err == nil {
-		<-ctx.Done()
+	if err != nil || ctx.Err() != nil {
+		return err
 	}
-	return err
+	close(b.applied)
+	<-ctx.Done()
+	return nil
+}
+
+// setupCheck says whether the setup is done.
+func (b Base) setupCheck() daemon.Check {
+	return daemon.Check{Name: "setup", Check: func(context.Context) error {
+		select {
+		case <-b.applied:
+			return nil
+		default:
+			return errors.New("the shards are not agreed on, or the polls not applied, yet")
+		}
+	}}
 }
 
 // retry calls try until it succeeds, says that a setting is wrong, or ctx is
@@ -234,6 +250,7 @@ func (b Base) Run(ctx context.Context, c config.Daemon, setup daemon.Part, servi
 	var parts []daemon.Part
 	var checks []daemon.Check
 	seen := map[string]bool{}
+	services = append([]Service{{Checks: []daemon.Check{b.setupCheck()}}}, services...)
 	for _, s := range services {
 		parts = append(parts, s.Parts...)
 		for _, check := range s.Checks {
