@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"paredao/internal/lab"
 	"paredao/internal/testkit"
 	"paredao/internal/vote"
 )
@@ -125,7 +126,7 @@ func TestProxyDropsReplies(t *testing.T) {
 
 // A proxy without a test, in front of nothing, and closed more than once.
 func TestProxyWithoutATarget(t *testing.T) {
-	p, err := testkit.StartProxy("127.0.0.1:1", 7)
+	p, err := lab.StartProxy("127.0.0.1:1", 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func TestProxyWithoutATarget(t *testing.T) {
 // Closing ends what is held back, stalled, or blocked in Redis.
 func TestProxyCloses(t *testing.T) {
 	e := onRedis(t, 1)
-	p, err := testkit.StartProxy(e.addr, 1)
+	p, err := lab.StartProxy(e.addr, 1)
 	e.must(err)
 	c := redis.NewClient(&redis.Options{Addr: p.Addr(), MaxRetries: -1, ReadTimeout: time.Minute})
 	defer c.Close()

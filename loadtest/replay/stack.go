@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"paredao/internal/blobstore"
+	"paredao/internal/lab"
 	"paredao/internal/ledger"
 	"paredao/internal/ledger/child"
 	"paredao/internal/redisstore"
@@ -25,7 +25,7 @@ const startPatience = time.Minute
 type stack struct {
 	o     options
 	dir   string
-	redis *child.Child
+	redis *lab.Redis
 	// daemons in the order in which they end: producers first.
 	daemons    []*child.Child
 	api        string
@@ -38,11 +38,12 @@ type stack struct {
 func (s *stack) start(ctx context.Context, choices []ledger.Choice) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	if err := s.startRedis(ctx); err != nil {
+	var err error
+	if s.redis, err = lab.StartRedis(ctx, s.dir, "--appendonly", "yes", "--appendfsync", s.o.fsync); err != nil {
 		return err
 	}
+	s.redisURL = s.redis.URL()
 	s.archiveURL = "file:" + filepath.Join(s.dir, "archive")
-	var err error
 	if s.blobs, err = blobstore.Open(ctx, s.archiveURL, blobstore.AzureCredentials{}); err != nil {
 		return err
 	}
@@ -89,38 +90,6 @@ func (s *stack) daemon(name string, args ...string) (*child.Child, error) {
 	}
 	s.daemons = append(s.daemons, c)
 	return c, nil
-}
-
-// startRedis tries a few ports, since one that is free may be taken meanwhile.
-func (s *stack) startRedis(ctx context.Context) error {
-	var err error
-	for range 5 {
-		var port int
-		if port, err = freePort(); err != nil {
-			return err
-		}
-		if s.redis, err = child.Start(child.Spec{Name: "redis-server", Path: "redis-server", Args: []string{
-			"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", s.dir, "--save", "",
-			"--appendonly", "yes", "--appendfsync", s.o.fsync, "--maxmemory-policy", "noeviction",
-		}}); err != nil {
-			return err
-		}
-		if _, err = s.redis.Log().Await(ctx, "Ready to accept connections"); err == nil {
-			s.redisURL = "redis://127.0.0.1:" + strconv.Itoa(port) + "/0"
-			return nil
-		}
-		s.redis.Kill()
-	}
-	return fmt.Errorf("redis-server does not start: %w; it said:\n%s", err, s.redis.Log().Tail(500))
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("free port: %w", err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	return port, l.Close()
 }
 
 func (s *stack) pollsFile(choices []ledger.Choice) (string, error) {
