@@ -31,9 +31,10 @@ func (a *app) auditCommand() *cobra.Command {
   counted  = archived + awaiting archive
   counted  = the sum of the tally
 
-queued, dead and awaiting archive are counted in the frames themselves. With
+and that no vote is for an option that its poll does not have. queued, dead and awaiting archive are counted in the frames themselves. With
 --recount every row of the archive is read as well, and each option's tally is
-compared with it.
+compared with it; what the archive has and Redis has lost is named, and
+tally restore adds it.
 
 Exit code 3: something does not add up; what, is said on standard output.`,
 		Args: cobra.ArbitraryArgs,
@@ -60,7 +61,8 @@ Exit code 3: something does not add up; what, is said on standard output.`,
 }
 
 // audited audits the polls that are named, or all. A poll that was applied
-// meanwhile would look like a stranger, so then it is done again.
+// meanwhile would look like a stranger, or its votes like forged ones, so then it
+// is done again.
 func audited(ctx context.Context, s *redisstore.Store, p audit.Params, ids []string) (*audit.Report, error) {
 	if len(ids) > 0 {
 		p.Polls = slices.Compact(slices.Sorted(slices.Values(ids)))
@@ -69,29 +71,59 @@ func audited(ctx context.Context, s *redisstore.Store, p audit.Params, ids []str
 				return nil, err
 			}
 		}
-		return audit.Audit(ctx, p)
 	}
-	p.All = true
 	for {
 		var err error
-		if p.Polls, p.Undefined, err = s.KnownPolls(ctx); err != nil {
+		if len(ids) == 0 {
+			p.All = true
+			if p.Polls, p.Undefined, err = s.KnownPolls(ctx); err != nil {
+				return nil, err
+			}
+		}
+		if p.Options, err = pollOptions(ctx, s); err != nil {
 			return nil, err
 		}
 		report, err := audit.Audit(ctx, p)
 		if err != nil {
 			return nil, err
 		}
-		polls, undefined, err := s.KnownPolls(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if report.OK() || slices.Equal(polls, p.Polls) && slices.Equal(undefined, p.Undefined) {
-			if report.OK() && len(polls) == 0 {
+		if report.OK() {
+			if len(p.Polls) == 0 {
 				return nil, errNoPolls
 			}
 			return report, nil
 		}
+		options, err := pollOptions(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		polls, undefined := p.Polls, p.Undefined
+		if p.All {
+			if polls, undefined, err = s.KnownPolls(ctx); err != nil {
+				return nil, err
+			}
+		}
+		if slices.Equal(polls, p.Polls) && slices.Equal(undefined, p.Undefined) && maps.EqualFunc(options, p.Options, slices.Equal) {
+			return report, nil
+		}
 	}
+}
+
+// pollOptions are the options of every poll by id.
+func pollOptions(ctx context.Context, s *redisstore.Store) (map[string][]string, error) {
+	polls, err := s.Polls(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string][]string, len(polls))
+	for _, p := range polls {
+		ids := make([]string, len(p.Options))
+		for i, o := range p.Options {
+			ids[i] = o.ID
+		}
+		out[p.ID] = ids
+	}
+	return out, nil
 }
 
 func (a *app) runAudit(cmd *cobra.Command, s *redisstore.Store, p audit.Params, ids []string) error {

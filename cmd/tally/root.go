@@ -86,7 +86,7 @@ found a difference.`,
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "form of the data: table, json or csv")
 	root.Flags().AddFlagSet(totals.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(err) })
-	root.AddCommand(totals, a.pollsCommand(), a.queueCommand(), a.auditCommand(), a.recountCommand(), a.deadCommand())
+	root.AddCommand(totals, a.pollsCommand(), a.queueCommand(), a.auditCommand(), a.recountCommand(), a.restoreCommand(), a.deadCommand())
 	root.SetHelpCommand(helpCommand())
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

@@ -32,6 +32,7 @@ var commands = []struct {
 	{"queue", true},
 	{"audit", true},
 	{"recount", false},
+	{"restore", true},
 	{"dead list", true},
 	{"dead requeue --all", true},
 	{"dead drop --all", true},
@@ -146,6 +147,10 @@ func TestWrongUse(t *testing.T) {
 		{"polls open", "needs the id of one poll"},
 		{"polls close a b", "needs the id of one poll"},
 		{"queue 0", `takes no arguments, but got "0"`},
+		{"restore demo", "takes no arguments"},
+		{"restore --settle 5", "--settle"},
+		{"restore --settle -1s", "--settle"},
+		{"restore --timeout -1s", "--timeout"},
 		{"dead list x", "takes no arguments"},
 		{"dead requeue", "needs the ids"},
 		{"dead drop", "needs the ids"},
@@ -208,7 +213,7 @@ func TestRedisDown(t *testing.T) {
 			})
 		}
 	}
-	for _, args := range []string{"--watch", "totals demo --watch", "--final", "--final --timeout 1h", "audit --recount", "dead drop some-1"} {
+	for _, args := range []string{"--watch", "totals demo --watch", "--final", "--final --timeout 1h", "audit --recount", "restore --dry-run", "dead drop some-1"} {
 		t.Run(args, func(t *testing.T) { c.in(t).run(strings.Fields(args)...).fails(t, 1, "can't read Redis") })
 	}
 	for _, url := range []string{
@@ -307,7 +312,7 @@ func TestFullDisk(t *testing.T) {
 	full(t) // no polls yet
 	w.poll("demo", "a")
 	w.archived("demo", map[string]int{"a": 1})
-	for _, args := range []string{"", "--watch", "polls list", "polls show demo", "polls open demo", "queue", "audit", "dead list", "recount", "dead drop --all"} {
+	for _, args := range []string{"", "--watch", "polls list", "polls show demo", "polls open demo", "queue", "audit", "dead list", "recount", "restore", "restore --dry-run", "dead drop --all"} {
 		for _, form := range forms {
 			t.Run(args+" "+form, func(t *testing.T) { full(t, append(strings.Fields(args), "-o", form)...) })
 		}

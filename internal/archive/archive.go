@@ -56,6 +56,11 @@ type Params struct {
 	// accepted MaxAge ago.
 	MaxVotes int64
 	MaxAge   time.Duration
+	// Settle is how long ago a vote must have been accepted to be archived. A
+	// Redis that crashes under appendfsync everysec loses the last second or two.
+	// What it loses must not stand in the archive already: the voter who had no
+	// answer sends the vote again, and the key that would tell is lost too.
+	Settle time.Duration
 	// SpoolDir is where objects are put together; empty: the system's folder
 	// for temporary files.
 	SpoolDir string
@@ -129,7 +134,7 @@ func (a *Archiver) step(ctx context.Context, shard int) (did bool, err error) {
 		if !a.due(st) {
 			return false, nil
 		}
-		if b, err = a.fix(ctx, shard, st.NextSequence, nil); err != nil {
+		if b, err = a.fix(ctx, shard, st.NextSequence, nil, st.Now); err != nil {
 			return false, err
 		}
 	}
@@ -140,13 +145,35 @@ func (a *Archiver) step(ctx context.Context, shard int) (did bool, err error) {
 }
 
 func (a *Archiver) due(st vote.ArchiveState) bool {
-	return st.Elements > 0 &&
-		(st.Votes >= a.p.MaxVotes || st.Elements >= batchFrames || st.Now.Sub(st.Oldest) >= a.p.MaxAge)
+	if st.Elements == 0 || a.young(st.Now, st.Oldest) {
+		return false
+	}
+	age := st.Now.Sub(st.Oldest)
+	if age < 0 || age >= a.p.MaxAge {
+		return true // (below 0: Redis's clock has gone back)
+	}
+	if st.Votes < a.p.MaxVotes && st.Elements < batchFrames {
+		return false
+	}
+	if !a.young(st.Now, st.Newest) {
+		return true
+	}
+	// Votes still come in. At a steady rate this share of them has settled; a
+	// batch of fewer than it may hold would be followed by many small ones.
+	settled := float64(age-a.p.Settle) / float64(age)
+	return settled*float64(st.Votes) >= float64(a.p.MaxVotes) || settled*float64(st.Elements) >= batchFrames
+}
+
+// young tells whether a frame has not settled. One from the future, accepted
+// before Redis's clock went back, has.
+func (a *Archiver) young(now, accepted time.Time) bool {
+	age := now.Sub(accepted)
+	return age >= 0 && age < a.p.Settle
 }
 
 // fix fixes the next batch under the first free sequence number, in place of
 // old if that is given.
-func (a *Archiver) fix(ctx context.Context, shard int, sequence uint64, old *vote.ArchiveBatch) (*vote.ArchiveBatch, error) {
+func (a *Archiver) fix(ctx context.Context, shard int, sequence uint64, old *vote.ArchiveBatch, now time.Time) (*vote.ArchiveBatch, error) {
 	for {
 		m, err := a.manifest(ctx, shard, sequence)
 		if err != nil {
@@ -163,16 +190,17 @@ func (a *Archiver) fix(ctx context.Context, shard int, sequence uint64, old *vot
 		return a.p.Queue.FixBatch(ctx, &b, old.ID)
 	}
 	b := &vote.ArchiveBatch{Shard: shard, Sequence: sequence}
-	if err := a.measure(ctx, b); err != nil {
+	if err := a.measure(ctx, b, now); err != nil {
 		return nil, err
 	}
 	b.ID = archivefile.BatchID(*b)
 	return a.p.Queue.FixBatch(ctx, b, "")
 }
 
-// measure finds how many frames from the head make a batch.
-func (a *Archiver) measure(ctx context.Context, b *vote.ArchiveBatch) error {
+// measure finds how many frames from the head make a batch, as of now.
+func (a *Archiver) measure(ctx context.Context, b *vote.ArchiveBatch, now time.Time) error {
 	digest := archivefile.NewDigest()
+page:
 	for b.Votes < a.p.MaxVotes && b.Elements < batchFrames {
 		frames, err := a.p.Queue.ReadArchive(ctx, b.Shard, b.Elements, vote.ReadLimit{
 			Votes: int(a.p.MaxVotes - b.Votes), Bytes: pageBytes, Elements: min(pageFrames, batchFrames-b.Elements),
@@ -187,6 +215,9 @@ func (a *Archiver) measure(ctx context.Context, b *vote.ArchiveBatch) error {
 			h, _, err := vote.ParseHeader([]byte(f))
 			if err != nil {
 				return fmt.Errorf("archive:{%d}: %w", b.Shard, err)
+			}
+			if a.young(now, h.AcceptedAt) && b.Elements > 0 {
+				break page
 			}
 			if b.Elements == 0 {
 				b.First = h.ID
@@ -213,7 +244,7 @@ func (a *Archiver) renumber(ctx context.Context, b *vote.ArchiveBatch) (*vote.Ar
 	}
 	a.p.Log.Warn("the archive has another batch of this number, which Redis has forgotten; taking the next free one",
 		"shard", b.Shard, "sequence", b.Sequence, "archived", m.Batch, "fixed", b.ID)
-	return a.fix(ctx, b.Shard, b.Sequence+1, b)
+	return a.fix(ctx, b.Shard, b.Sequence+1, b, time.Time{})
 }
 
 // manifest returns a manifest, or nil if there is none.

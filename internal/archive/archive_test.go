@@ -34,7 +34,7 @@ import (
 // long is a time long past: what was accepted then is due by its age.
 var long = time.Date(2026, 1, 20, 23, 59, 59, 999e6, time.UTC)
 
-func young() time.Time { return time.Now().Add(time.Minute) }
+func young() time.Time { return time.Now() }
 
 func TestBatchByVotes(t *testing.T) {
 	e := newEnv(t)
@@ -539,7 +539,7 @@ func TestListIsNotWhatWasFixed(t *testing.T) {
 	e.count(long, some("p", 2)...)
 	begin := e.save()
 	fixed := e.archiver(func(p *Params) { p.MaxVotes = 4 })
-	b, err := fixed.fix(t.Context(), shard, 1, nil)
+	b, err := fixed.fix(t.Context(), shard, 1, nil, time.Now())
 	require.NoError(t, err)
 	begin["batch:{1}"] = e.save()["batch:{1}"]
 

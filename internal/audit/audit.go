@@ -31,6 +31,9 @@ type Params struct {
 	// window of but no whole definition.
 	All       bool
 	Undefined []string
+	// Options of polls by id: votes for any other are a difference. A poll that
+	// is not in it may have votes for whatever.
+	Options map[string][]string
 	// Recount also reads the archive, from Blobs.
 	Recount  bool
 	Blobs    Blobs
@@ -82,8 +85,23 @@ type Difference struct {
 // tallies is no long command.
 const groupPolls = 50
 
+// errRestored says that the snapshot can't tell any more which batches were
+// known at its instant.
+var errRestored = errors.New("archive batches were restored meanwhile; audit again when tally restore has ended")
+
 // Audit checks every shard and poll.
 func Audit(ctx context.Context, p Params) (*Report, error) {
+	const tries = 5
+	for try := 1; ; try++ {
+		report, err := audit(ctx, p)
+		if errors.Is(err, errRestored) && try < tries {
+			continue
+		}
+		return report, err
+	}
+}
+
+func audit(ctx context.Context, p Params) (*Report, error) {
 	report := &Report{Polls: []PollAudit{}, Differences: []Difference{}}
 	groups := slices.Collect(slices.Chunk(p.Polls, groupPolls))
 	if len(groups) == 0 {
@@ -128,7 +146,11 @@ func (a *auditor) run(ctx context.Context) error {
 	}
 	snaps := make([]*shardSnapshot, a.p.Shards)
 	for shard := range snaps {
-		snap, err := takeSnapshot(ctx, a.p.Source, shard, a.p.Polls, a.p.Recount)
+		keep := keepVotes
+		if a.p.Recount {
+			keep = keepOptions
+		}
+		snap, err := takeSnapshot(ctx, a.p.Source, shard, a.p.Polls, keep)
 		if err != nil {
 			return err
 		}
@@ -205,6 +227,7 @@ func (a *auditor) conservation(s *shardSnapshot) {
 		if tally != l.Counted {
 			a.differ(s.shard, id, "counted is %d, but the tally adds up to %d", l.Counted, tally)
 		}
+		a.options(s.shard, id, "the tally", s.tallies[i])
 		poll := a.polls[id]
 		poll.Accepted += l.Accepted
 		poll.Counted += l.Counted
@@ -213,6 +236,20 @@ func (a *auditor) conservation(s *shardSnapshot) {
 		poll.Dropped += l.Dropped
 		poll.Archived += l.Archived
 		poll.Awaiting += awaiting
+	}
+}
+
+// options notes votes for options that a poll does not have: no api takes them,
+// and its results leave them out.
+func (a *auditor) options(shard int, poll, where string, t vote.Tally) {
+	have, ok := a.p.Options[poll]
+	if !ok {
+		return
+	}
+	for _, field := range slices.Sorted(maps.Keys(t)) {
+		if t[field] != 0 && !slices.Contains(have, field) {
+			a.differ(shard, poll, "%s has %d votes for %.80q, which is no option of it", where, t[field], field)
+		}
 	}
 }
 
@@ -227,7 +264,7 @@ func (a *auditor) recount(ctx context.Context, snaps []*shardSnapshot) error {
 	repeated := 0
 	for shard, snap := range snaps {
 		totals := newTotals()
-		for _, name := range plan.known[shard] {
+		for _, name := range slices.Backward(plan.known[shard]) {
 			m, err := readManifest(ctx, a.p.Blobs, name)
 			if err != nil {
 				return err
@@ -286,6 +323,9 @@ func (a *auditor) plan(ctx context.Context, snaps []*shardSnapshot) (plan, error
 		if err != nil {
 			return p, err
 		}
+		if batches.Late != snaps[shard].lateBatches {
+			return p, errRestored
+		}
 		for _, sequence := range list {
 			name := archivefile.ManifestName(shard, sequence)
 			m, err := readManifest(ctx, a.p.Blobs, name)
@@ -333,6 +373,7 @@ func (a *auditor) compare(s *shardSnapshot, totals *Totals) {
 		if l := s.ledgers[id]; sum != l.Archived {
 			a.differ(s.shard, id, "archived is %d, but the archive has %d", l.Archived, sum)
 		}
+		a.options(s.shard, id, "the archive", totals.Votes[id])
 		poll := a.polls[id]
 		if poll.Recounted == nil {
 			poll.Recounted = new(int64)
@@ -350,7 +391,7 @@ func (a *auditor) ahead(ctx context.Context, shard int, name string, seen frameS
 	}
 	var frames []string
 	for _, id := range m.Frames {
-		inRedis := slices.ContainsFunc(snaps, func(s *shardSnapshot) bool { return s.frames.has(id) })
+		inRedis := slices.ContainsFunc(snaps, func(s *shardSnapshot) bool { return s.has(id) })
 		if !inRedis && !seen.has(id) {
 			frames = append(frames, id)
 		}
@@ -358,7 +399,7 @@ func (a *auditor) ahead(ctx context.Context, shard int, name string, seen frameS
 	if len(frames) == 0 {
 		return nil
 	}
-	what := fmt.Sprintf("batch %s is in the archive, but Redis does not know it: %d of its %d frames are nowhere in Redis",
+	what := fmt.Sprintf("batch %s is in the archive, but Redis does not know it: %d of its %d frames are nowhere in Redis (tally restore adds them)",
 		m.Batch, len(frames), len(m.Frames))
 	a.note(Difference{Shard: shard, Frames: frames, What: what})
 	return nil
@@ -369,30 +410,45 @@ type shardSnapshot struct {
 	shard                 int
 	now                   time.Time
 	queue, awaiting, dead listSum
-	unreadable            int64    // of the queue
-	damaged               int64    // of the list that awaits archiving
-	frames                frameSet // of queue and awaiting, for a recount
+	unreadable            int64 // of the queue
+	damaged               int64 // of the list that awaits archiving
 	ledgers               map[string]vote.PollLedger
 	tallies               []vote.Tally
 	lastBatch             uint64
+	lateBatches           int64
+}
+
+// has tells whether a list holds the frame. The ids must have been kept.
+func (s *shardSnapshot) has(id string) bool {
+	return s.queue.frames.has(id) || s.awaiting.frames.has(id) || s.dead.frames.has(id)
 }
 
 // listSum is what the frames of a list add up to.
 type listSum struct {
 	votes   map[string]int64
 	options map[string]vote.Tally
+	frames  frameSet
 }
+
+// keep says what a snapshot keeps of the elements.
+type keep int
+
+const (
+	keepVotes   keep = iota // their votes by poll
+	keepOptions             // also by option, and the ids of the frames
+	keepIDs                 // the ids alone, as the headers tell them
+)
 
 var errRestart = errors.New("the lists were changed by an operator or a failover meanwhile")
 
 // takeSnapshot reads a shard's lists page by page, up to the page that comes
 // with the ledger of the same instant.
-func takeSnapshot(ctx context.Context, src Source, shard int, polls []string, keepIDs bool) (*shardSnapshot, error) {
+func takeSnapshot(ctx context.Context, src Source, shard int, polls []string, what keep) (*shardSnapshot, error) {
 	const tries = 5
 	var err error
 	for range tries {
 		var s *shardSnapshot
-		if s, err = trySnapshot(ctx, src, shard, polls, keepIDs); err == nil {
+		if s, err = trySnapshot(ctx, src, shard, polls, what); err == nil {
 			return s, nil
 		}
 		if !errors.Is(err, errRestart) {
@@ -402,14 +458,14 @@ func takeSnapshot(ctx context.Context, src Source, shard int, polls []string, ke
 	return nil, fmt.Errorf("snapshot of shard %d: %w", shard, err)
 }
 
-func trySnapshot(ctx context.Context, src Source, shard int, polls []string, keepIDs bool) (*shardSnapshot, error) {
+func trySnapshot(ctx context.Context, src Source, shard int, polls []string, what keep) (*shardSnapshot, error) {
 	codec, err := vote.NewCodec()
 	if err != nil {
 		return nil, err
 	}
 	defer codec.Close()
-	queue := &listReader{codec: codec, options: keepIDs}
-	archive := &listReader{codec: codec, options: keepIDs}
+	queue := &listReader{codec: codec, options: what == keepOptions, headersOnly: what == keepIDs}
+	archive := &listReader{codec: codec, options: what == keepOptions, headersOnly: what == keepIDs}
 	dead := &listReader{codec: codec, headersOnly: true}
 	first := true
 	for {
@@ -433,8 +489,9 @@ func trySnapshot(ctx context.Context, src Source, shard int, polls []string, kee
 			continue
 		}
 		s := &shardSnapshot{
-			shard: shard, now: page.Now, ledgers: page.Ledgers, tallies: page.Tallies, lastBatch: page.LastBatch,
-			queue: queue.sum(), awaiting: archive.sum(), dead: dead.sum(), frames: frameSet{},
+			shard: shard, now: page.Now, ledgers: page.Ledgers, tallies: page.Tallies,
+			lastBatch: page.LastBatch, lateBatches: page.LateBatches,
+			queue: queue.sum(), awaiting: archive.sum(), dead: dead.sum(),
 		}
 		for _, e := range queue.elements {
 			if !e.readable {
@@ -446,13 +503,15 @@ func trySnapshot(ctx context.Context, src Source, shard int, polls []string, kee
 				s.damaged++
 			}
 		}
-		if keepIDs {
-			for _, e := range slices.Concat(queue.elements, archive.elements) {
-				if e.readable {
-					if _, err := s.frames.add(e.id); err != nil {
-						return nil, err
-					}
-				}
+		if what == keepVotes {
+			return s, nil
+		}
+		for _, l := range []struct {
+			sum *listSum
+			r   *listReader
+		}{{&s.queue, queue}, {&s.awaiting, archive}, {&s.dead, dead}} {
+			if l.sum.frames, err = l.r.frames(); err != nil {
+				return nil, err
 			}
 		}
 		return s, nil
@@ -470,7 +529,7 @@ type listReader struct {
 
 // element is what one element adds.
 type element struct {
-	id       string
+	id       string // empty without a readable header
 	readable bool
 	polls    []vote.PollVotes
 	options  map[string]vote.Tally
@@ -522,10 +581,24 @@ func (r *listReader) read(b []byte) element {
 	})
 	if err != nil {
 		// As the consumer will: by its header, if it has one.
-		return element{polls: h.Polls}
+		return element{id: h.ID, polls: h.Polls}
 	}
 	// Read has counted the votes: they are what the header says.
 	return element{id: h.ID, readable: true, polls: h.Polls, options: options}
+}
+
+// frames are the ids of the elements that have one.
+func (r *listReader) frames() (frameSet, error) {
+	set := frameSet{}
+	for _, e := range r.elements {
+		if e.id == "" {
+			continue
+		}
+		if _, err := set.add(e.id); err != nil {
+			return nil, err
+		}
+	}
+	return set, nil
 }
 
 func (r *listReader) sum() listSum {

@@ -685,7 +685,7 @@ func TestListsChangedMeanwhile(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	// A source that leaves places out.
-	_, err = takeSnapshot(t.Context(), gap{r.store}, 0, r.polls, false)
+	_, err = takeSnapshot(t.Context(), gap{r.store}, 0, r.polls, keepVotes)
 	if !errors.Is(err, errRestart) {
 		t.Errorf("got %v", err)
 	}
@@ -888,7 +888,7 @@ func TestWhatCouldNotBeRead(t *testing.T) {
 				seen[name] = true
 				return nil
 			}}
-		}, "manifest/0/000000000001.json: the archive is away"},
+		}, "manifest/0/000000000002.json: the archive is away"},
 		"an unknown manifest goes away": {func(r *rig, p *Params) {
 			r.forge(1, 9, "x-1")
 			n := 0

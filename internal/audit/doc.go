@@ -12,5 +12,8 @@
 // from the other.
 //
 // The recount reads the archive alone. It counts a frame once, however often it
-// was archived.
+// was archived: its last copy.
+//
+// The restore adds to Redis what the archive has and Redis has lost. It adds
+// nothing that Redis has, or may still get from elsewhere; see Restore.
 package audit

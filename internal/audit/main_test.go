@@ -47,13 +47,14 @@ var options = []string{"ana", "bruno", "carla"}
 // its own.
 type rig struct {
 	*testing.T
-	store *redisstore.Store
-	queue *redisstore.Queue
-	rdb   *redis.Client
-	blobs blobstore.Store
-	dir   string
-	codec *vote.Codec
-	polls []string
+	server *testkit.RedisServer
+	store  *redisstore.Store
+	queue  *redisstore.Queue
+	rdb    *redis.Client
+	blobs  blobstore.Store
+	dir    string
+	codec  *vote.Codec
+	polls  []string
 	// seq is the last frame of the flusher "f<shard>" by shard.
 	seq [shards]uint64
 	ids atomic.Int64
@@ -62,7 +63,7 @@ type rig struct {
 func newRig(t *testing.T, polls ...string) *rig {
 	t.Helper()
 	server := testkit.Redis(t)
-	r := &rig{T: t, rdb: server.Client(), dir: t.TempDir(), polls: polls}
+	r := &rig{T: t, server: server, rdb: server.Client(), dir: t.TempDir(), polls: polls}
 	var err error
 	r.store, err = redisstore.Open(redisstore.Options{URL: server.URL(), Shards: shards})
 	r.must(err)

@@ -53,7 +53,7 @@ func Recount(ctx context.Context, blobs Blobs, polls []string, progress Progress
 	c := &recounter{blobs: blobs, polls: polls, seen: frameSet{}, progress: progress, total: total}
 	out := newTotals()
 	out.Foreign = foreign
-	for _, name := range names {
+	for _, name := range slices.Backward(names) {
 		m, err := readManifest(ctx, blobs, name)
 		if err != nil {
 			return nil, err
@@ -127,7 +127,10 @@ func readManifest(ctx context.Context, blobs Blobs, name string) (*archivefile.M
 	return m, nil
 }
 
-// recounter counts batch by batch and remembers the frames it has seen.
+// recounter counts batch by batch, the last one of a shard first, and remembers
+// the frames it has seen. Of a frame that was archived twice the later copy
+// counts: its flusher may have sent it again, after a failover, and have got
+// another decision, and that is the one which Redis holds and voters were told.
 type recounter struct {
 	blobs    Blobs
 	polls    []string

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
@@ -19,21 +21,22 @@ func (s *Store) ArchiveState(ctx context.Context, shard int) (vote.ArchiveState,
 	if err != nil {
 		return st, fmt.Errorf("archive state of shard %d: %w", shard, err)
 	}
-	list, err := asList(raw, 6)
+	list, err := asList(raw, 7)
 	if err != nil {
 		return st, err
 	}
-	var n [4]int64
+	var n [5]int64
 	for i := range n {
 		if n[i], err = asInt(list[i]); err != nil {
 			return st, err
 		}
 	}
-	st.Now, st.Elements, st.Oldest, st.NextSequence = millis(n[0]), int(n[1]), millis(n[2]), uint64(n[3])+1
-	if st.Batch, err = asBatch(list[4], shard); err != nil {
+	st.Now, st.Elements, st.Oldest, st.Newest = millis(n[0]), int(n[1]), millis(n[2]), millis(n[3])
+	st.NextSequence = uint64(n[4]) + 1
+	if st.Batch, err = asBatch(list[5], shard); err != nil {
 		return st, err
 	}
-	ledgers, err := asLedgers(list[5])
+	ledgers, err := asLedgers(list[6])
 	for _, l := range ledgers {
 		st.Votes += l.Counted - l.Archived
 	}
@@ -105,6 +108,49 @@ func (s *Store) CommitBatch(ctx context.Context, b *vote.ArchiveBatch, votes []v
 	}
 	if err != nil {
 		return fmt.Errorf("commit batch %s: %w", b.ID, err)
+	}
+	return nil
+}
+
+// BeginRestore marks a shard with the token of a restore, before that looks
+// which frames are lost. The same token again is harmless; another one ends the
+// restore before it.
+func (s *Store) BeginRestore(ctx context.Context, shard int, token string) error {
+	if err := s.rdb.HSet(ctx, shardKeys(shard).ledger(), "restore", token).Err(); err != nil {
+		return fmt.Errorf("begin to restore shard %d: %w", shard, err)
+	}
+	return nil
+}
+
+// RestoreBatch adds the votes of a lost batch and marks it as known. Calling it
+// again is harmless. vote.ErrRestoreLost says that the shard's token is another
+// one, and vote.ErrBatchGone that the batch is fixed, so that an archiver will
+// commit it; nothing was changed then.
+func (s *Store) RestoreBatch(ctx context.Context, token string, b *vote.RestoredBatch) error {
+	k := shardKeys(b.Shard)
+	keys := []string{k.ledger(), k.batch(), k.batches()}
+	args := []any{token, b.Sequence, b.ID}
+	for _, poll := range slices.Sorted(maps.Keys(b.Votes)) {
+		var sum int64
+		for _, n := range b.Votes[poll] {
+			sum += n
+		}
+		keys = append(keys, k.tally(poll))
+		args = append(args, poll, sum, len(b.Votes[poll]))
+		for field, n := range b.Votes[poll] {
+			args = append(args, field, n)
+		}
+	}
+	n, err := s.lua.restore.Run(ctx, s.rdb, keys, args...).Int()
+	switch {
+	case err != nil:
+	case n == 0:
+		err = vote.ErrBatchGone
+	case n < 0:
+		err = vote.ErrRestoreLost
+	}
+	if err != nil {
+		return fmt.Errorf("restore batch %s: %w", b.ID, err)
 	}
 	return nil
 }

@@ -70,10 +70,16 @@ func (s *Store) CommitCount(ctx context.Context, c *vote.CountCommit) (vote.Comm
 	return status, millis(out[1]), nil
 }
 
+// answerTime is how much longer than it was asked to Redis may block.
+const answerTime = 2 * time.Second
+
 // AwaitVotes blocks until a vote may have come to a shard that was empty, or
 // until the timeout. It may return early or late, so the caller looks for
 // itself; what it takes off is a signal, never a vote.
 func (s *Store) AwaitVotes(ctx context.Context, shard int, timeout time.Duration) error {
+	// The client itself would wait ten seconds longer for a server that is gone.
+	ctx, cancel := context.WithTimeout(ctx, timeout+answerTime)
+	defer cancel()
 	err := s.rdb.BLPop(ctx, timeout, shardKeys(shard).wake()).Err()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return fmt.Errorf("await votes on shard %d: %w", shard, err)

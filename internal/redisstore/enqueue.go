@@ -80,13 +80,14 @@ func (q *Queue) Enqueue(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, 
 // Redis that is full can hardly be drained.
 const roomLimit = 0.85
 
-// HasRoom tells whether Redis has memory left for more votes.
+// HasRoom tells whether Redis has memory left for more votes. A master of a
+// cluster that is full says no for all, also while another is away.
 func (q *Queue) HasRoom(ctx context.Context) (bool, error) {
 	h, err := q.s.Health(ctx)
-	if err != nil {
-		return false, err
+	if h.MaxMemory > 0 && float64(h.UsedMemory) >= roomLimit*float64(h.MaxMemory) {
+		return false, nil
 	}
-	return h.MaxMemory == 0 || float64(h.UsedMemory) < roomLimit*float64(h.MaxMemory), nil
+	return err == nil, err
 }
 
 // run calls the script and, where replicas must hold the votes, waits for them

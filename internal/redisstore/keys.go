@@ -17,7 +17,7 @@ import (
 //	tally:{N}:<poll>      hash    option or class/option -> votes (public)
 //	ledger:{N}            hash    <what>:<poll> -> votes, and the shard's counters
 //	polls:{N}             hash    poll -> definition (JSON)
-//	windows:{N}           hash    poll -> "<opens ms> <closes ms> <options key>"
+//	windows:{N}           hash    poll -> "<opens ms> <closes ms> <options key>[ closed]"
 //	pollsrev:{N}          string  changes with every change of polls or windows
 //	flusher:{N}:<id>      string  a flusher's last sequence number and its answer
 //	idem:{N}:<digest>     string  a used idempotency key: "<option> <id> <ms>"

@@ -113,6 +113,10 @@ func (s *Store) RemoveDead(ctx context.Context, e DeadElement, requeue bool) (bo
 		}
 	}
 	n, err := s.lua.deadRemove.Run(ctx, s.rdb, []string{k.dead(), k.votes(), k.ledger(), k.wake()}, args...).Int()
+	if err == nil && n < 0 {
+		err = errors.New("the ledger does not have its votes as dead, and how many of them were accepted " +
+			"can't be told while the queue is so long; do it again when tally queue shows less")
+	}
 	if err != nil {
 		return false, fmt.Errorf("%s a dead element of shard %d: %w", what, e.Shard, err)
 	}
@@ -169,6 +173,11 @@ func asSnapshot(raw any) (vote.SnapshotPage, error) {
 	if last := counters["last_batch"]; last != "" {
 		if page.LastBatch, err = strconv.ParseUint(last, 10, 64); err != nil {
 			return page, fmt.Errorf("%w: last_batch %.40q", errAnswer, last)
+		}
+	}
+	if late := counters["late_batches"]; late != "" {
+		if page.LateBatches, err = asInt(late); err != nil {
+			return page, err
 		}
 	}
 	tallies, err := asList(list[6], -1)
@@ -237,5 +246,18 @@ func (s *Store) Batches(ctx context.Context, shard int, sequences []uint64) (vot
 			}
 		}
 	}
+	out.Late, err = s.rdb.HGet(ctx, k.ledger(), "late_batches").Int64()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return out, fmt.Errorf("late batches of shard %d: %w", shard, err)
+	}
 	return out, nil
+}
+
+// CountBatches is how many committed batches of a shard Redis knows.
+func (s *Store) CountBatches(ctx context.Context, shard int) (int64, error) {
+	n, err := s.rdb.HLen(ctx, shardKeys(shard).batches()).Result()
+	if err != nil {
+		return 0, fmt.Errorf("batches of shard %d: %w", shard, err)
+	}
+	return n, nil
 }

@@ -207,12 +207,13 @@ func (s *Store) pollsPage(ctx context.Context, ids []string) ([]vote.PollState, 
 
 func parseWindow(s string) (vote.Window, error) {
 	f := strings.Fields(s)
-	if len(f) != 3 {
+	sealed := len(f) == 4 && f[3] == "closed"
+	if len(f) != 3 && !sealed {
 		return vote.Window{}, fmt.Errorf("%w: window %.80q", errAnswer, s)
 	}
 	opens, err1 := strconv.ParseInt(f[0], 10, 64)
 	closes, err2 := strconv.ParseInt(f[1], 10, 64)
-	return vote.Window{Opens: millis(opens), Closes: millis(closes)}, errors.Join(err1, err2)
+	return vote.Window{Opens: millis(opens), Closes: millis(closes), Sealed: sealed}, errors.Join(err1, err2)
 }
 
 // ShardPolls returns the windows and ledgers of all polls on each shard; each
@@ -228,8 +229,28 @@ func (s *Store) ShardPolls(ctx context.Context) ([]vote.ShardPolls, error) {
 		if out[shard], err = asShardPolls(raw); err != nil {
 			return nil, fmt.Errorf("polls of shard %d: %w", shard, err)
 		}
+		for poll, w := range out[shard].Windows {
+			if err := s.seal(ctx, shard, poll, w, out[shard].Now); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return out, nil
+}
+
+// seal notes on a shard that a poll has closed, once, before anyone is told so.
+// Else it would open again if Redis's clock went back, as in a failover to a
+// server whose clock is behind.
+func (s *Store) seal(ctx context.Context, shard int, poll string, w vote.Window, now time.Time) error {
+	if w.Sealed || w.Status(now) != vote.StatusClosed {
+		return nil
+	}
+	k := shardKeys(shard)
+	err := s.lua.pollWindow.Run(ctx, s.rdb, []string{k.windows(), k.pollsRev()}, poll, "seal", uuid.NewString()).Err()
+	if err != nil {
+		return fmt.Errorf("seal poll %s on shard %d: %w", poll, shard, err)
+	}
+	return nil
 }
 
 func asShardPolls(raw any) (vote.ShardPolls, error) {
@@ -311,17 +332,27 @@ func (s *Store) shardResults(ctx context.Context, shard int, poll string) (vote.
 			return r, err
 		}
 	}
-	r.Final = r.Window.Status(r.AsOf) == vote.StatusClosed && r.Ledger.Pending() == 0
-	r.Tally, err = asTally(list[3])
-	return r, err
+	if r.Tally, err = asTally(list[3]); err != nil {
+		return r, err
+	}
+	// Final is for ever, so it waits for a Redis that can be written to.
+	sealed := s.seal(ctx, shard, poll, r.Window, r.AsOf) == nil
+	r.Final = sealed && r.Window.Status(r.AsOf) == vote.StatusClosed && r.Ledger.Pending() == 0
+	return r, nil
 }
 
-// KnownPolls returns the ids of all polls that any shard knows by its window or its
-// ledger, sorted, and those of them that lack a window on some shard.
+// KnownPolls returns the ids of all polls that any shard knows by its window or
+// its ledger, or shard 0 by a definition, sorted, and those of them that lack
+// the definition, or a window on some shard.
 func (s *Store) KnownPolls(ctx context.Context) (ids, undefined []string, err error) {
 	shards, err := s.ShardPolls(ctx)
 	if err != nil {
 		return nil, nil, err
+	}
+	// After the windows: whoever applies a poll writes shard 0 last.
+	defined, err := s.rdb.HKeys(ctx, shardKeys(0).polls()).Result()
+	if err != nil {
+		return nil, nil, fmt.Errorf("polls: %w", err)
 	}
 	windows := map[string]int{}
 	for _, sh := range shards {
@@ -332,9 +363,12 @@ func (s *Store) KnownPolls(ctx context.Context) (ids, undefined []string, err er
 			windows[id] += 0
 		}
 	}
+	for _, id := range defined {
+		windows[id] += 0
+	}
 	ids = slices.Sorted(maps.Keys(windows))
 	for _, id := range ids {
-		if windows[id] < len(shards) {
+		if windows[id] < len(shards) || !slices.Contains(defined, id) {
 			undefined = append(undefined, id)
 		}
 	}

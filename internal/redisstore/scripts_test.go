@@ -75,6 +75,16 @@ func calls() []call {
 			return func(s *Store) (any, error) { return then(e, s, b, votes) }
 		}
 	}
+	restored := func(t vote.Tally) func(*env) func(*Store) (any, error) {
+		return func(e *env) func(*Store) (any, error) {
+			e.apply(poll)
+			e.counted(3, 2)
+			e.archiveAll(0)
+			e.must(e.BeginRestore(e.ctx(), 0, "token"))
+			b := lostBatch(7, t)
+			return func(s *Store) (any, error) { return nil, s.RestoreBatch(e.ctx(), "token", b) }
+		}
+	}
 	pollOf := func(w vote.Window, options ...string) func(*env) func(*Store) (any, error) {
 		return func(e *env) func(*Store) (any, error) {
 			p := definition(poll, options...)
@@ -153,6 +163,11 @@ func calls() []call {
 			ready: archived(func(e *env, s *Store, b *vote.ArchiveBatch, v []vote.PollVotes) (any, error) {
 				return nil, s.CommitBatch(e.ctx(), b, v)
 			}, true)},
+		{name: "restore", script: func(s *scripts) *redis.Script { return s.restore },
+			keys: []string{k.ledger(), k.batch(), k.batches(), k.tally(poll)}, writes: true,
+			ready: restored(vote.Tally{"ana": 2, "bruno": 1})},
+		{name: "restore nothing", script: func(s *scripts) *redis.Script { return s.restore },
+			keys: []string{k.ledger(), k.batch(), k.batches()}, writes: true, ready: restored(nil)},
 		{name: "join", script: func(s *scripts) *redis.Script { return s.member }, keys: []string{k.members(RoleConsumer)}, writes: true,
 			ready: shares(func(m *Shares, ctx context.Context) (any, error) { return m.Join(ctx) }, "a")},
 		{name: "leave", script: func(s *scripts) *redis.Script { return s.member }, keys: []string{k.members(RoleConsumer)}, writes: true,
@@ -360,7 +375,7 @@ func normal(v any) any {
 	case *vote.ArchiveBatch:
 		return [3]any{v.Sequence, v.Elements, v.Votes}
 	case vote.ArchiveState:
-		v.Oldest = time.Time{}
+		v.Oldest, v.Newest = time.Time{}, time.Time{}
 		return v
 	case []ShardQueue:
 		out := slices.Clone(v)

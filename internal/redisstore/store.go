@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -128,34 +129,32 @@ func (s *Store) Health(ctx context.Context) (Health, error) {
 	return health(ctx, s.rdb)
 }
 
+// clusterHealth asks every master. With an error it says what those say that
+// answered.
 func clusterHealth(ctx context.Context, c *redis.ClusterClient) (Health, error) {
-	found := make(chan Health, 64)
+	var mu sync.Mutex
 	var worst Health
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for h := range found {
-			if worst.Problem == "" {
-				worst.Problem = h.Problem
-			}
-			// The fullest master decides.
-			if h.MaxMemory > 0 && (worst.MaxMemory == 0 ||
-				float64(h.UsedMemory)/float64(h.MaxMemory) > float64(worst.UsedMemory)/float64(worst.MaxMemory)) {
-				worst.UsedMemory, worst.MaxMemory = h.UsedMemory, h.MaxMemory
-			}
-		}
-	}()
+	var errs []error
 	err := c.ForEachMaster(ctx, func(ctx context.Context, m *redis.Client) error {
 		h, err := health(ctx, m)
-		if err == nil {
-			found <- h
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			errs = append(errs, err)
+			return nil
 		}
-		return err
+		if worst.Problem == "" {
+			worst.Problem = h.Problem
+		}
+		// The fullest master decides.
+		if h.MaxMemory > 0 && (worst.MaxMemory == 0 ||
+			float64(h.UsedMemory)/float64(h.MaxMemory) > float64(worst.UsedMemory)/float64(worst.MaxMemory)) {
+			worst.UsedMemory, worst.MaxMemory = h.UsedMemory, h.MaxMemory
+		}
+		return nil
 	})
-	close(found)
-	<-done
-	if err != nil {
-		return Health{}, fmt.Errorf("cluster: %w", err)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return worst, fmt.Errorf("cluster: %w", err)
 	}
 	return worst, nil
 }

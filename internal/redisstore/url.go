@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -189,6 +190,9 @@ func (o Options) client() (redis.UniversalClient, error) {
 	}
 	u.DialTimeout, u.ReadTimeout, u.WriteTimeout = timeout, timeout, timeout
 	u.ContextTimeoutEnabled = true
+	// An idle consumer blocks a connection for each of its shards; the rest is
+	// the client's own default.
+	u.PoolSize = 10*runtime.GOMAXPROCS(0) + o.Shards
 	u.DialerRetries = 1 // the callers' own retries say when to give up
 	if o.NoRetry {
 		u.MaxRetries = -1
@@ -206,5 +210,70 @@ func (o Options) client() (redis.UniversalClient, error) {
 			return user, strings.TrimSuffix(strings.TrimSuffix(string(p), "\n"), "\r"), nil
 		}
 	}
+	switch {
+	case u.IsClusterMode:
+		return clusterClient(u.Cluster()), nil
+	case u.MasterName != "":
+		return sentinelClient(u.Failover()), nil
+	}
 	return redis.NewUniversalClient(u), nil
+}
+
+// clusterReload is how old the knowledge of who has which slots may get while
+// all is well.
+const clusterReload = 10 * time.Second
+
+func clusterClient(o *redis.ClusterOptions) *redis.ClusterClient {
+	o.ClusterStateReloadInterval = clusterReload
+	rdb := redis.NewClusterClient(o)
+	rdb.OnNewNode(func(n *redis.Client) { n.AddHook(lostNode{rdb}) })
+	return rdb
+}
+
+// lostNode has the cluster's state read anew when a node does not answer: a
+// master that died can't say MOVED, and the client would try it for ever.
+type lostNode struct{ rdb *redis.ClusterClient }
+
+// DialHook implements redis.Hook.
+func (h lostNode) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements redis.Hook.
+func (h lostNode) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		h.look(ctx, err, cmd)
+		return err
+	}
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (h lostNode) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		h.look(ctx, err, cmds...)
+		return err
+	}
+}
+
+func (h lostNode) look(ctx context.Context, err error, cmds ...redis.Cmder) {
+	// (The reading itself is a CLUSTER command.)
+	if err == nil || errors.Is(err, redis.Nil) || errors.Is(err, context.Canceled) || cmds[0].Name() == "cluster" {
+		return
+	}
+	if !isReply(err) || redis.IsClusterDownError(err) || redis.IsReadOnlyError(err) {
+		h.rdb.ReloadState(ctx) // in the background, and not more often than five times a second
+	}
+}
+
+// sentinelClient asks the sentinels where the primary is.
+func sentinelClient(o *redis.FailoverOptions) *redis.Client {
+	rdb := redis.NewFailoverClient(o)
+	// The client has its own copy by now; what is read from o later is for its
+	// connections to sentinels. One that does not answer must be given up for
+	// another while a connection to the primary is being made, or it would be
+	// asked for ever: a sentinel often dies with the primary's machine.
+	o.ReadTimeout /= 3
+	o.WriteTimeout /= 3
+	o.MaxRetries = -1
+	return rdb
 }

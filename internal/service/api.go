@@ -78,6 +78,9 @@ type gate struct {
 	next httpapi.Submitter
 }
 
+// Overloaded asks the next one.
+func (g gate) Overloaded() error { return g.next.Overloaded() }
+
 // Submit passes the vote on.
 func (g gate) Submit(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey) (vote.Receipt, error) {
 	select {

@@ -181,6 +181,8 @@ func sendVote(t *testing.T, s *redisstore.Store, shard int, p vote.Poll) {
 
 type submitter struct{ n int }
 
+func (*submitter) Overloaded() error { return nil }
+
 func (s *submitter) Submit(*vote.Vote, string, *vote.IdempotencyKey) (vote.Receipt, error) {
 	s.n++
 	return vote.Receipt{Option: "ana"}, nil

@@ -34,6 +34,9 @@ var (
 	// ErrBatchGone: the archive batch was committed, or replaced, by another
 	// archiver.
 	ErrBatchGone = errors.New("the archive batch is no longer current")
+	// ErrRestoreLost says that what a restore has looked at may not be so any
+	// more; it may begin again.
+	ErrRestoreLost = errors.New("another restore has begun, or Redis has failed over")
 	// ErrBadFrame: the element is no frame that this version can read whole.
 	ErrBadFrame = errors.New("unreadable frame")
 	// ErrObjectConflict: an object of that name exists with other content.

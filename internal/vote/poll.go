@@ -97,6 +97,8 @@ func (p *Poll) OptionsKey() string {
 // until before Closes (zero: until it is closed by hand).
 type Window struct {
 	Opens, Closes time.Time
+	// Sealed: it was seen closed, and stays so whatever Redis's clock says later.
+	Sealed bool
 }
 
 // Status of a poll at a time.
@@ -115,7 +117,7 @@ const (
 // says final: that takes the ledger.
 func (w Window) Status(now time.Time) Status {
 	switch {
-	case !w.Closes.IsZero() && !now.Before(w.Closes):
+	case w.Sealed, !w.Closes.IsZero() && !now.Before(w.Closes):
 		return StatusClosed
 	case !w.Opens.IsZero() && now.Before(w.Opens):
 		return StatusScheduled

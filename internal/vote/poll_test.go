@@ -118,9 +118,13 @@ func TestWindow(t *testing.T) {
 		{after, after.Add(1), StatusScheduled},
 		{after, before, StatusClosed}, // closed by hand before it opened
 	} {
-		if got := (Window{c.opens, c.closes}).Status(now); got != c.want {
+		if got := (Window{Opens: c.opens, Closes: c.closes}).Status(now); got != c.want {
 			t.Errorf("window %v to %v at %v: %s, want %s", c.opens, c.closes, now, got, c.want)
 		}
+	}
+	// Sealed is closed, whatever the clock.
+	if got := (Window{Opens: after, Closes: after, Sealed: true}).Status(now); got != StatusClosed {
+		t.Errorf("sealed: %s, want closed", got)
 	}
 	// The same instant in another time zone is the same instant.
 	zone := time.FixedZone("-03", -3*3600)
@@ -132,7 +136,7 @@ func TestWindow(t *testing.T) {
 		ok bool
 	}{
 		{Window{}, true}, {Window{Opens: now}, true}, {Window{Closes: now}, true},
-		{Window{before, after}, true}, {Window{now, now}, false}, {Window{after, before}, false},
+		{Window{Opens: before, Closes: after}, true}, {Window{Opens: now, Closes: now}, false}, {Window{Opens: after, Closes: before}, false},
 	} {
 		if err := c.w.Validate(); (err == nil) != c.ok {
 			t.Errorf("Validate of %v to %v: %v", c.w.Opens, c.w.Closes, err)

@@ -90,7 +90,7 @@ func TestLedger(t *testing.T) {
 func TestStatusOf(t *testing.T) {
 	now := time.UnixMilli(1768957201234)
 	shard := func(opens, closes time.Time, l PollLedger) ShardPolls {
-		return ShardPolls{now, map[string]Window{"p": {opens, closes}}, map[string]PollLedger{"p": l}}
+		return ShardPolls{now, map[string]Window{"p": {Opens: opens, Closes: closes}}, map[string]PollLedger{"p": l}}
 	}
 	var never time.Time
 	done, waiting := PollLedger{Accepted: 3, Counted: 2, Dropped: 1}, PollLedger{Accepted: 3, Counted: 2}

@@ -121,8 +121,9 @@ type ArchiveState struct {
 	// Elements and Votes are what awaits archiving.
 	Elements int
 	Votes    int64
-	// Oldest is when the first of them was accepted; zero if there is none.
-	Oldest time.Time
+	// Oldest is when the first of them was accepted, Newest the last one; zero if
+	// there is none.
+	Oldest, Newest time.Time
 }
 
 // ArchiveBatch is a fixed batch: the first Elements frames of the archive list.
@@ -150,8 +151,10 @@ type SnapshotPage struct {
 	// Ledgers and Tallies are of this instant.
 	Complete bool
 	Ledgers  map[string]PollLedger
-	// LastBatch is the sequence of the last committed archive batch.
-	LastBatch uint64
+	// LastBatch is the highest sequence of a committed archive batch, and
+	// LateBatches how many were committed or restored after a later one.
+	LastBatch   uint64
+	LateBatches int64
 	// Tallies are in the order of the polls asked for.
 	Tallies []Tally
 }
@@ -171,4 +174,17 @@ type Batches struct {
 	Committed map[uint64]string
 	// Fixed is the id of the batch that is fixed and not committed, or empty.
 	Fixed string
+	// Late is LateBatches of a SnapshotPage, read last: if it is still that of a
+	// snapshot, the committed batches up to its LastBatch were so then, too.
+	Late int64
+}
+
+// RestoredBatch is what a batch of the archive adds to a Redis that has lost it.
+type RestoredBatch struct {
+	Shard    int
+	Sequence uint64
+	ID       string
+	// Votes by poll and option (or class/option) of the frames that Redis lost;
+	// none if it knows them all by other batches.
+	Votes map[string]Tally
 }

@@ -50,7 +50,7 @@ local stamp = string.format('%.0f', now)
 
 -- Is each poll open?
 local P, K = tonumber(ARGV[7]), tonumber(ARGV[8])
-local names, left, outcome, fields = {}, {}, {}, {}
+local names, left, outcome, fields, seal = {}, {}, {}, {}, {}
 for p = 1, P do
   local at = 8 + (p - 1) * 3
   names[p], left[p] = ARGV[at + 1], tonumber(ARGV[at + 2])
@@ -59,10 +59,16 @@ for p = 1, P do
   if not window then
     outcome[p] = 'u'
   else
-    local opens, closes, options = string.match(window, '^(%d+) (%d+) (%S+)$')
+    local opens, closes, options, mark = string.match(window, '^(%d+) (%d+) (%S+)(.*)$')
     opens, closes = tonumber(opens), tonumber(closes)
-    if closes > 0 and now >= closes then
+    if mark ~= '' and mark ~= ' closed' then
+      return redis.error_reply('ERR ' .. KEYS[4] .. ' ' .. names[p] .. ' is no window')
+    elseif mark == ' closed' then
       outcome[p] = 'c'
+    elseif closes > 0 and now >= closes then
+      -- Redis's clock may go back: once seen closed, it stays closed.
+      outcome[p] = 'c'
+      seal[#seal + 1] = { names[p], window .. ' closed' }
     elseif now < opens then
       outcome[p] = 'n'
     elseif options ~= ARGV[at + 3] then
@@ -114,6 +120,9 @@ end
 -- All is checked. From here on there are only writes, and none can fail.
 local answer = stamp .. '\n' .. table.concat(outcome) .. '\n' .. table.concat(answers)
 redis.call('SET', KEYS[3], ARGV[2] .. '\n' .. answer, 'PX', ARGV[3])
+for _, w in ipairs(seal) do
+  redis.call('HSET', KEYS[4], w[1], w[2])
+end
 for _, k in ipairs(fresh) do
   redis.call('SET', KEYS[5 + k], taken[KEYS[5 + k]], 'PX', ARGV[4])
 end

@@ -29,20 +29,20 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local opens, closes = tonumber(ARGV[3]), tonumber(ARGV[4])
 local old = redis.call('HGET', KEYS[2], ARGV[1])
-local code = 'created'
+local code, mark = 'created', ''
 local accepted = tonumber(redis.call('HGET', KEYS[3], 'accepted:' .. ARGV[1]) or '0')
 if old then
-  local was_opens, was_closes, options = string.match(old, '^(%d+) (%d+) (%S+)$')
-  was_opens, was_closes = tonumber(was_opens), tonumber(was_closes)
+  local was_opens, was_closes, options, was_mark = string.match(old, '^(%d+) (%d+) (%S+)(.*)$')
+  was_opens, was_closes, mark = tonumber(was_opens), tonumber(was_closes), was_mark
   if options ~= ARGV[5] and accepted > 0 then
     return { 'fixed', was_opens, was_closes, now }
   end
   if ARGV[7] == '1' then
-    redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f %.0f frozen', was_opens, was_closes))
+    redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f %.0f frozen', was_opens, was_closes) .. mark)
     return { 'frozen', was_opens, was_closes, now }
   end
   local kept = false
-  if was_closes > 0 and was_closes <= now then
+  if mark ~= '' or was_closes > 0 and was_closes <= now then
     kept = closes ~= was_closes
     opens, closes = was_opens, was_closes
   elseif was_opens <= now then
@@ -54,7 +54,11 @@ end
 if ARGV[7] == '1' then
   return { 'frozen', opens, closes, now } -- no window, no votes
 end
-local window = string.format('%.0f %.0f ', opens, closes) .. ARGV[5]
+-- Redis's clock may go back: once seen closed, it stays closed.
+if closes > 0 and closes <= now then
+  mark = ' closed'
+end
+local window = string.format('%.0f %.0f ', opens, closes) .. ARGV[5] .. mark
 if old == window and redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
   return { code == 'kept' and code or 'same', opens, closes, now }
 end
