@@ -118,6 +118,10 @@ func parseRedisURL(text string) (RedisURL, error) {
 	if err := p.checkHosts(); err != nil {
 		return RedisURL{}, err
 	}
+	// What stands before an @ may be of a password that a / or ? cut short.
+	if strings.Contains(p.query, "@") || strings.Contains(p.path, "@") && (p.scheme != "unix" || p.hosts != "") {
+		return RedisURL{}, errPassword
+	}
 	// What was cut by hand must be what net/url would read.
 	if p.hasUser {
 		if _, err := url.Parse("redis://" + p.user + "@localhost"); err != nil {

@@ -107,8 +107,8 @@ func isHost(host string) bool {
 	if hostName.MatchString(host) {
 		return true
 	}
-	_, err := netip.ParseAddr(host)
-	return err == nil
+	addr, err := netip.ParseAddr(host)
+	return err == nil && (addr.Zone() == "" || hostName.MatchString(addr.Zone()))
 }
 
 // address is one to listen on: host:port.

@@ -57,11 +57,26 @@ type Committer struct {
 	inFlight atomic.Int64
 	next     atomic.Uint32
 	full     atomic.Bool
+	// sent is about how many bytes Redis was given since its memory was last
+	// looked at; look asks for a look now.
+	sent atomic.Int64
+	look chan struct{}
+	// crowded is the error for the vote that is one too many: at an overload a
+	// refusal must be cheap.
+	crowded error
 }
+
+var (
+	errFull = fmt.Errorf("%w: Redis's memory is nearly full", vote.ErrOverloaded)
+	errLate = fmt.Errorf("%w: the votes before this one take Redis too long", vote.ErrOverloaded)
+)
 
 // New returns a committer; Run starts it.
 func New(p Params) (*Committer, error) {
-	c := &Committer{p: p}
+	c := &Committer{
+		p: p, look: make(chan struct{}, 1),
+		crowded: fmt.Errorf("%w: %d votes wait for Redis (max-in-flight)", vote.ErrOverloaded, p.MaxInFlight),
+	}
 	for shard := range p.Shards {
 		codec, err := vote.NewCodec()
 		if err != nil {
@@ -86,6 +101,15 @@ func (c *Committer) Run(ctx context.Context) error {
 	return nil
 }
 
+// lookBytes is how much is sent before Redis's memory is looked at again, and
+// keyedBytes what Redis keeps for a vote's idempotency key, about. At a peak
+// the last second's votes alone may fill a small Redis, so that a look a second
+// would come too late.
+const (
+	lookBytes  = 1 << 20
+	keyedBytes = 200
+)
+
 // watchMemory refuses votes well before Redis has no memory left, since a full
 // Redis is hard to drain.
 func (c *Committer) watchMemory(ctx context.Context) {
@@ -96,7 +120,9 @@ func (c *Committer) watchMemory(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-c.look:
 		}
+		c.sent.Store(0)
 		room, err := c.p.Queue.HasRoom(ctx)
 		if err != nil {
 			continue // the flushers report an outage
@@ -105,6 +131,18 @@ func (c *Committer) watchMemory(ctx context.Context) {
 			c.p.Log.Warn("Redis's memory", "room_for_votes", room)
 		}
 	}
+}
+
+// Overloaded tells whether a vote would be refused at once, and why, before the
+// caller takes the trouble to read it.
+func (c *Committer) Overloaded() error {
+	switch {
+	case c.full.Load():
+		return errFull
+	case c.inFlight.Load() >= int64(c.p.MaxInFlight):
+		return c.crowded
+	}
+	return nil
 }
 
 // Submit puts a vote on the queue and waits for the answer. v's strings are
@@ -117,15 +155,18 @@ func (c *Committer) watchMemory(ctx context.Context) {
 // ErrKeyReused.
 func (c *Committer) Submit(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey) (vote.Receipt, error) {
 	if c.full.Load() {
-		return vote.Receipt{}, fmt.Errorf("%w: Redis's memory is nearly full", vote.ErrOverloaded)
+		return vote.Receipt{}, errFull
 	}
 	if c.inFlight.Add(1) > int64(c.p.MaxInFlight) {
 		c.inFlight.Add(-1)
-		return vote.Receipt{}, fmt.Errorf("%w: %d votes wait for Redis (max-in-flight)", vote.ErrOverloaded, c.p.MaxInFlight)
+		return vote.Receipt{}, c.crowded
 	}
 	defer c.inFlight.Add(-1)
 
 	b, index, poll := c.flusher(key).add(v, optionsKey, key)
+	if b == nil {
+		return vote.Receipt{}, errLate
+	}
 	<-b.done
 	if b.err != nil {
 		return vote.Receipt{}, b.err
@@ -208,8 +249,9 @@ type flusher struct {
 	failing atomic.Bool
 
 	mu      sync.Mutex
-	pending []*batch // in order; votes are added to the last one
-	spare   [][]byte // buffers of lines to be used again
+	pending []*batch         // in order; votes are added to the last one
+	spare   [][]byte         // buffers of lines to be used again
+	took    [2]time.Duration // how long the last acknowledged batches were in the air
 
 	// Only run uses these.
 	id         string
@@ -223,7 +265,7 @@ type flusher struct {
 const maxSpare = 4
 
 // add puts a vote into the open batch and returns the batch, the vote's place
-// in it and its poll's.
+// in it and its poll's; nil when too many wait.
 func (f *flusher) add(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey) (b *batch, index, poll int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -231,6 +273,9 @@ func (f *flusher) add(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey)
 		b = f.pending[n-1]
 	}
 	if b == nil || b.votes >= vote.MaxFrameVotes || len(b.lines) >= vote.MaxFrameBytes {
+		if f.late() {
+			return nil, 0, 0
+		}
 		b = f.open()
 	}
 	poll = slices.IndexFunc(b.polls, func(p vote.BatchPoll) bool {
@@ -240,6 +285,9 @@ func (f *flusher) add(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey)
 		// A frame names a poll once: votes checked against another definition
 		// go into another frame.
 		if slices.ContainsFunc(b.polls, func(p vote.BatchPoll) bool { return p.Poll == v.Poll }) {
+			if f.late() {
+				return nil, 0, 0
+			}
 			b = f.open()
 		}
 		poll = len(b.polls)
@@ -253,6 +301,16 @@ func (f *flusher) add(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey)
 		b.keyed = append(b.keyed, vote.KeyedVote{Index: index, PollIndex: poll, Key: *key, Option: v.Option, ID: v.ID})
 	}
 	return b, index, poll
+}
+
+// late tells whether a new batch would wait for more than half of its time,
+// going by the faster of the last two acknowledgements; f.mu is held. An answer
+// now is worth more to a voter than one that comes late or never. An outage
+// changes nothing here: nothing is acknowledged then.
+func (f *flusher) late() bool {
+	n := len(f.pending)
+	// Before it come those that wait, and the one in the air.
+	return n > 0 && time.Duration(n+2)*min(f.took[0], f.took[1]) > f.c.p.Timeout/2
 }
 
 // open begins a new batch; f.mu is held.
@@ -326,11 +384,17 @@ func (f *flusher) flush(b *batch) {
 		Votes: b.votes, Polls: b.polls, Keyed: b.keyed, Body: f.body,
 	}
 	start := time.Now()
+	if c := f.c; c.sent.Add(int64(len(f.body)+keyedBytes*len(b.keyed))) > lookBytes {
+		select {
+		case c.look <- struct{}{}:
+		default:
+		}
+	}
 	for wait := 5 * time.Millisecond; !b.finished(); wait = min(2*wait, 250*time.Millisecond) {
 		out, err := f.send(ctx, &frame)
 		f.c.p.Outage(err)
 		if err == nil {
-			f.c.p.Metrics.Seconds.Observe(time.Since(start).Seconds())
+			f.observe(time.Since(start))
 			f.c.report(b, out)
 			b.finish(out, nil)
 			return
@@ -362,6 +426,14 @@ func (f *flusher) send(ctx context.Context, frame *vote.Batch) (vote.BatchOutcom
 		frame.ID = vote.FrameID{Flusher: f.id, Seq: f.seq}
 	}
 	return out, err
+}
+
+// observe notes how long an acknowledged batch was in the air.
+func (f *flusher) observe(took time.Duration) {
+	f.c.p.Metrics.Seconds.Observe(took.Seconds())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.took = [2]time.Duration{f.took[1], took}
 }
 
 // recycle keeps the lines' buffer, unless it is an unusually large one.

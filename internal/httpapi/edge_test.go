@@ -347,6 +347,8 @@ func TestPanicIsAnAnswer(t *testing.T) {
 
 type submitFunc func(v *vote.Vote) (vote.Receipt, error)
 
+func (submitFunc) Overloaded() error { return nil }
+
 func (f submitFunc) Submit(v *vote.Vote, _ string, _ *vote.IdempotencyKey) (vote.Receipt, error) {
 	return f(v)
 }

@@ -18,3 +18,10 @@ func (s *Server) Paths() []string {
 	slices.Sort(out)
 	return slices.Compact(out)
 }
+
+// SetConnectionLimit sets how many connections are served at one time. It must
+// be called before Run.
+func (s *Server) SetConnectionLimit(n int64) { s.edge.limit = n }
+
+// OpenConnections is how many there are.
+func (s *Server) OpenConnections() int64 { return s.edge.open.Load() }

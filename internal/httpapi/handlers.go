@@ -33,6 +33,10 @@ const acceptedLayout = "2006-01-02T15:04:05.000Z"
 
 // vote is POST /polls/{poll}/votes.
 func (s *Server) vote(c *fiber.Ctx) error {
+	// First, since at an overload a refusal must cost little.
+	if err := s.p.Submit.Overloaded(); err != nil {
+		return err
+	}
 	ctx := context.Background() // Fiber's own is reused for the next request
 	poll, ed, err := s.catalog.poll(ctx, c.Params("poll"))
 	if err != nil {

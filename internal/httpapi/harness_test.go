@@ -51,6 +51,8 @@ type settings struct {
 	http      httpapi.Params
 	enqueue   enqueue.Params
 	keyLife   time.Duration
+	// connections is the limit; 0: the server's own.
+	connections int64
 }
 
 // stack is an api with a real Redis, put together as internal/service does it.
@@ -111,6 +113,9 @@ func start(t testing.TB, change ...func(*settings)) *stack {
 	}
 	s.server, err = httpapi.New(set.addr, set.http)
 	require.NoError(t, err)
+	if set.connections > 0 {
+		s.server.SetConnectionLimit(set.connections)
+	}
 	s.addr = s.server.Addr().String()
 	s.url = "http://" + s.addr
 

@@ -278,7 +278,7 @@ func (s *short) Accept() (net.Conn, error) {
 func TestAcceptSurvivesShortage(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	l := newEdgeListener(&short{ln, []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}})
+	l := newEdgeListener(&short{ln, []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}}, 10, nil)
 	client, err := net.Dial("tcp", ln.Addr().String())
 	require.NoError(t, err)
 	defer client.Close()
@@ -296,7 +296,7 @@ func TestAcceptSurvivesShortage(t *testing.T) {
 func TestEdgeListenerClosing(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	l := newEdgeListener(ln)
+	l := newEdgeListener(ln, 10, nil)
 	client, err := net.Dial("tcp", ln.Addr().String())
 	require.NoError(t, err)
 	defer client.Close()
@@ -320,7 +320,7 @@ func TestEdgeListenerClosing(t *testing.T) {
 func TestServerEndsWithItsListener(t *testing.T) {
 	s, err := New("127.0.0.1:0", Params{Polls: &brokenPolls{}, Privacy: PrivacyNone, Outage: func(error) {}})
 	require.NoError(t, err)
-	require.NoError(t, s.ln.(*edgeListener).Listener.Close())
+	require.NoError(t, s.edge.Listener.Close())
 	require.ErrorIs(t, s.Run(context.Background()), net.ErrClosed)
 }
 

@@ -130,7 +130,11 @@ func (p *problem) send(c *fiber.Ctx) string {
 	if p.close {
 		c.Context().SetConnectionClose()
 		if conn, ok := c.Context().Conn().(*edgeConn); ok {
-			conn.linger.Store(true)
+			d := lingerTime
+			if p.Status == http.StatusRequestTimeout {
+				d = lingerPause // it has had its time
+			}
+			conn.linger.Store(int64(d))
 		}
 	}
 	c.Response().SetBodyRaw(body)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,8 @@ import (
 
 // Submitter puts a vote on the queue and waits for the acknowledgement.
 type Submitter interface {
+	// Overloaded is not nil if any vote would be refused at once.
+	Overloaded() error
 	// Submit copies v's strings before it returns, but for Poll and Option.
 	Submit(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey) (vote.Receipt, error)
 }
@@ -63,7 +66,7 @@ type Server struct {
 	key      atomic.Pointer[[]byte]
 	overview cached[*overview]
 	logs     limiter
-	ln       net.Listener
+	edge     *edgeListener
 }
 
 // New returns a server that listens on addr. It answers once Run runs.
@@ -72,7 +75,8 @@ func New(addr string, p Params) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen %q: %w", addr, err)
 	}
-	s := &Server{p: p, ln: newEdgeListener(ln), catalog: catalog{polls: p.Polls}}
+	s := &Server{p: p, catalog: catalog{polls: p.Polls}}
+	s.edge = newEdgeListener(ln, connectionLimit(), s.tooMany)
 	if len(p.ClientKey) > 0 || p.Privacy != PrivacyHMAC {
 		s.key.Store(&p.ClientKey)
 	}
@@ -123,7 +127,7 @@ func (s *Server) routes() {
 }
 
 // Addr is the address that the server listens on.
-func (s *Server) Addr() net.Addr { return s.ln.Addr() }
+func (s *Server) Addr() net.Addr { return s.edge.Addr() }
 
 // Run serves until ctx is done, then ends: no new connections, live requests
 // get their answers, idle connections are closed. The rest of the shutdown's
@@ -134,28 +138,32 @@ func (s *Server) Run(ctx context.Context) error {
 	defer endRefresh()
 	go func() {
 		defer close(refreshed)
+		var tidied sync.WaitGroup
+		tidied.Go(func() { s.tidy(refreshing) })
 		s.catalog.run(refreshing, s.p.Outage)
+		tidied.Wait()
 	}()
 	served := make(chan error, 1)
-	go func() { served <- s.app.Listener(s.ln) }()
+	go func() { served <- s.app.Listener(s.edge) }()
 	select {
 	case err := <-served:
 		endRefresh()
 		<-refreshed
-		return fmt.Errorf("%s: serve: %w", s.ln.Addr(), cmp.Or(err, net.ErrClosed))
+		return fmt.Errorf("%s: serve: %w", s.edge.Addr(), cmp.Or(err, net.ErrClosed))
 	case <-ctx.Done():
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	err := s.app.ShutdownWithContext(stop)
 	// A shutdown that comes before the server has begun finds nothing to close.
-	_ = s.ln.Close() // in the other cases it is closed already
+	_ = s.edge.Close() // in the other cases it is closed already
 	select {
 	case ended := <-served:
 		err = errors.Join(err, ended)
 	case <-stop.Done():
 	}
-	<-refreshed // last: a Redis that does not answer may hold it up
+	s.edge.wg.Wait() // who was refused has a second
+	<-refreshed      // last: a Redis that does not answer may hold it up
 	if err != nil {
 		return fmt.Errorf("shutdown: %w", err)
 	}
@@ -237,16 +245,22 @@ func (s *Server) fail(c *fiber.Ctx, err error) error {
 		p.Detail = "This can't be read at the moment. Try again."
 	}
 	id := p.send(c)
+	s.logRefusal(p, id, c.Method(), c.Request().URI().Path())
+	return nil
+}
+
+// logRefusal logs a refusal, unless there are too many of its kind. A
+// connection that was refused has no method and no path.
+func (s *Server) logRefusal(p *problem, id, method string, path []byte) {
 	level := slog.LevelInfo
 	if p.Status >= http.StatusInternalServerError {
 		level = slog.LevelWarn
 	}
 	if dropped, ok := s.logs.allow(p.Code, time.Now()); ok {
 		s.p.Log.Log(context.Background(), level, "request refused", "code", p.Code, "status", p.Status,
-			"method", c.Method(), "path", string(c.Request().URI().Path()), "request_id", id,
+			"method", method, "path", string(path), "request_id", id,
 			"cause", errorText(p.cause), "not_logged", dropped)
 	}
-	return nil
 }
 
 func errorText(err error) string {

@@ -97,33 +97,49 @@ func knownMethod(m []byte) bool {
 
 // edgeListener hands out the connections of the public port. It does what
 // fasthttp leaves out: it goes on when the machine is short of something, lets
-// a client read why it was refused, and does not wait at shutdown for clients
+// a client read why it was refused, bounds the number of connections and has
+// less patience the more there are, and does not wait at shutdown for clients
 // that have connected and said nothing.
 type edgeListener struct {
 	net.Listener
+	// limit is how many connections may be open; refusal answers the others.
+	limit    int64
+	refusal  func() []byte
+	open     atomic.Int64
+	refusing chan struct{}
+	wg       sync.WaitGroup // of refuse
 
 	mu      sync.Mutex
 	closing bool
 	silent  map[*edgeConn]bool // have sent nothing yet
 }
 
-func newEdgeListener(ln net.Listener) *edgeListener {
-	return &edgeListener{Listener: ln, silent: map[*edgeConn]bool{}}
+func newEdgeListener(ln net.Listener, limit int64, refusal func() []byte) *edgeListener {
+	return &edgeListener{
+		Listener: ln, limit: limit, refusal: refusal,
+		refusing: make(chan struct{}, refusers), silent: map[*edgeConn]bool{},
+	}
 }
 
 // Accept waits for the next connection.
 func (l *edgeListener) Accept() (net.Conn, error) {
-	for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+	for wait := shortWait; ; wait = min(max(2*wait, shortWait), time.Second) {
 		c, err := l.Listener.Accept()
-		if err == nil {
-			return l.enter(c), nil
-		}
-		if !shortage(err) {
+		switch {
+		case err == nil:
+			wait = 0
+			if c := l.enter(c); c != nil {
+				return c, nil
+			}
+		case shortage(err):
+			<-time.After(wait) // others must end first, which no one tells
+		default:
 			return nil, err
 		}
-		<-time.After(wait) // others must end first, which no one tells
 	}
 }
+
+const shortWait = 5 * time.Millisecond
 
 // shortage tells whether err may pass: too many open files, no memory.
 func shortage(err error) bool {
@@ -131,10 +147,16 @@ func shortage(err error) bool {
 		errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM)
 }
 
+// enter returns the connection as it is served, or nil: it was refused.
 func (l *edgeListener) enter(c net.Conn) net.Conn {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
 		return c
+	}
+	if l.open.Add(1) > l.limit {
+		l.open.Add(-1)
+		l.refuse(tcp)
+		return nil
 	}
 	e := &edgeConn{TCPConn: tcp, l: l}
 	l.mu.Lock()
@@ -169,14 +191,18 @@ func (l *edgeListener) spoke(c *edgeConn) {
 	delete(l.silent, c)
 }
 
+// crowd tells how many connections there are.
+func (l *edgeListener) crowd() crowd { return crowdOf(l.open.Load(), l.limit) }
+
 // edgeConn, once told to linger, reads what the client still sends before it
 // closes. A server that closes a connection with unread bytes resets it, and
 // the client may lose the answer (413, 431) that says why.
 type edgeConn struct {
 	*net.TCPConn
 	l      *edgeListener
-	linger atomic.Bool
+	linger atomic.Int64 // for how long, a time.Duration
 	heard  atomic.Bool
+	closed atomic.Bool
 
 	mu      sync.Mutex
 	leaveBy time.Time // set at shutdown, while nothing has been heard
@@ -196,6 +222,9 @@ func (c *edgeConn) leave() {
 func (c *edgeConn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if crowd := c.l.crowd(); crowd != roomy {
+		t = crowd.patience(time.Now(), t)
+	}
 	if !c.leaveBy.IsZero() && t.After(c.leaveBy) {
 		t = c.leaveBy
 	}
@@ -236,15 +265,18 @@ const (
 // Close closes the connection.
 func (c *edgeConn) Close() error {
 	c.l.spoke(c)
-	if c.linger.Load() && c.CloseWrite() == nil {
-		c.drain()
+	if d := time.Duration(c.linger.Swap(0)); d > 0 && c.CloseWrite() == nil {
+		c.drain(d)
+	}
+	if !c.closed.Swap(true) {
+		c.l.open.Add(-1)
 	}
 	return c.TCPConn.Close()
 }
 
-func (c *edgeConn) drain() {
-	end := time.Now().Add(lingerTime)
-	buf := make([]byte, 16<<10)
+func (c *edgeConn) drain(d time.Duration) {
+	end := time.Now().Add(d)
+	buf := make([]byte, 4<<10) // many may drain at one time
 	for left := lingerBytes; left > 0 && !c.l.isClosing(); {
 		pause := time.Now().Add(lingerPause)
 		if pause.After(end) {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/token"
 
 	"paredao/internal/vote"
 )
@@ -24,8 +26,17 @@ type Definition struct {
 	Window vote.Window
 }
 
-// MaxBytes bounds a file: a thousand polls with a thousand options.
-const MaxBytes = 64 << 20
+// MaxBytes bounds a file: a hundred polls with a thousand options. (The reader
+// takes some hundred bytes of memory for each byte.)
+const MaxBytes = 4 << 20
+
+// Bounds of what a YAML reader pays for more than once: it carries a path for
+// each level of nesting, and reads again what an alias stands for.
+const (
+	maxDepth   = 16
+	maxAliases = 100
+	maxError   = 8 << 10 // bytes
+)
 
 type file struct {
 	Polls []poll `yaml:"polls"`
@@ -81,13 +92,16 @@ func Parse(r io.Reader) ([]Definition, error) {
 	if !utf8.Valid(b) {
 		return nil, errors.New("the polls file is not UTF-8")
 	}
+	if err := checkShape(string(b)); err != nil {
+		return nil, err
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict())
 	var f file
 	if err := dec.Decode(&f); err != nil {
 		if errors.Is(err, io.EOF) {
 			return nil, errors.New("the polls file is empty")
 		}
-		return nil, fmt.Errorf("the polls file: %s", oneLine(yaml.FormatError(err, false, false)))
+		return nil, fmt.Errorf("the polls file: %s", cut(oneLine(yaml.FormatError(err, false, false))))
 	}
 	if err := dec.Decode(&file{}); !errors.Is(err, io.EOF) {
 		return nil, errors.New("the polls file has more than one document")
@@ -110,9 +124,44 @@ func Parse(r io.Reader) ([]Definition, error) {
 		defs = append(defs, def)
 	}
 	if len(errs) > 0 {
-		return nil, fmt.Errorf("the polls file: %s", strings.Join(errs, "; "))
+		return nil, fmt.Errorf("the polls file: %s", cut(strings.Join(errs, "; ")))
 	}
 	return defs, nil
+}
+
+// checkShape refuses a file whose cost would not be in proportion to its length.
+func checkShape(text string) error {
+	depth, aliases, entries, line := 0, 0, 0, 0
+	for _, t := range lexer.Tokenize(text) {
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.AliasType:
+			aliases++
+		case token.SequenceEntryType:
+			if t.Position.Line != line {
+				entries, line = 0, t.Position.Line
+			}
+			entries++
+		}
+		if depth > maxDepth || entries > maxDepth {
+			return fmt.Errorf("the polls file is nested deeper than %d", maxDepth)
+		}
+		if aliases > maxAliases {
+			return fmt.Errorf("the polls file has more than %d aliases", maxAliases)
+		}
+	}
+	return nil
+}
+
+// cut bounds an error: a line of megabytes helps no one.
+func cut(s string) string {
+	if len(s) <= maxError {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxError], "") + " ... and more"
 }
 
 // oneLine makes an error fit for a line of a log or a terminal: it may quote

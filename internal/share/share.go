@@ -88,17 +88,26 @@ func (s *sharing) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A shard that can't be reached must not keep the others from being worked on.
-	var errs []error
+	mine := func(shard int) bool { return live[shard%len(live)] == s.p.Worker }
+	// All at once, and not for long: a shard whose Redis does not answer must not
+	// keep the others from being worked on, nor this worker from saying that it
+	// is alive.
+	few, stop := context.WithTimeout(ctx, s.p.TTL/3)
+	defer stop()
+	claimed, errs := make([]bool, s.p.Shards), make([]error, s.p.Shards)
+	var wg sync.WaitGroup
 	for shard := range s.p.Shards {
-		mine := live[shard%len(live)] == s.p.Worker
-		if !mine {
-			errs = append(errs, s.giveUp(ctx, shard))
+		if mine(shard) {
+			wg.Go(func() { claimed[shard], errs[shard] = s.p.Members.Claim(few, shard) })
+		}
+	}
+	wg.Wait()
+	for shard, got := range claimed {
+		if !mine(shard) {
+			errs[shard] = s.giveUp(ctx, shard)
 			continue
 		}
-		got, err := s.p.Members.Claim(ctx, shard)
-		if err != nil {
-			errs = append(errs, err)
+		if errs[shard] != nil {
 			continue
 		}
 		_, has := s.running[shard]

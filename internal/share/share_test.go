@@ -153,6 +153,37 @@ func TestSpread(t *testing.T) {
 	all[0].leave(t.Context())
 }
 
+// A shard whose Redis does not answer keeps no other from being worked on, nor
+// the worker from saying in time that it is alive.
+func TestSilentShard(t *testing.T) {
+	_, store := openStore(t)
+	const ttl = 3 * time.Second
+	w := newWorker("w", silent{store.Shares(redisstore.RoleConsumer, "w", forever), 0}, ttl)
+	defer w.leave(context.WithoutCancel(t.Context()))
+	begun := time.Now()
+	if err := w.step(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the silent shard: %v", err)
+	}
+	if took := time.Since(begun); took >= ttl {
+		t.Errorf("the step took %s, and the others took the worker for gone after %s", took, ttl)
+	}
+	w.owns(t, 1, 2, 3)
+}
+
+// silent does not answer for one shard.
+type silent struct {
+	Members
+	shard int
+}
+
+func (m silent) Claim(ctx context.Context, shard int) (bool, error) {
+	if shard == m.shard {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
+	return m.Members.Claim(ctx, shard)
+}
+
 // The two roles do not take each other's shards.
 func TestRoles(t *testing.T) {
 	_, store := openStore(t)
