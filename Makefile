@@ -31,6 +31,11 @@ tools: ## install what the tests need: redis-server, Azurite
 	@test "$$(node -p "require('./$(TOOLS)/node_modules/azurite/package.json').version" 2>/dev/null)" = "$(AZURITE_VERSION)" \
 		|| npm install --no-audit --no-fund --loglevel=error --prefix $(TOOLS) azurite@$(AZURITE_VERSION)
 
+.PHONY: chaos-tools
+chaos-tools: tools # what the fault laboratory needs besides: nginx, libfaketime
+	@command -v nginx >/dev/null || scripts/install nginx-light
+	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || scripts/install libfaketime
+
 .PHONY: test
 test: tools ## run all tests with the race detector, on real Redis and real Azurite
 	$(GO) test -race -timeout 30m -coverprofile=coverage.out ./...
@@ -57,10 +62,26 @@ bench: ## Go benchmarks of the hot steps
 replay: build tools ## post the 1,265,550 votes of a published run, and prove the count
 	$(GO) run ./loadtest/replay --bin bin
 
+SCENARIO ?= mix
+SECONDS ?= 180
+CHAOS = $(GO) run ./loadtest/chaos --bin bin --scenario $(SCENARIO) $(if $(SEED),--seed $(SEED)) $(if $(FSYNC),--appendfsync $(FSYNC)) $(if $(ARCHIVE),--archive $(ARCHIVE))
+
+.PHONY: chaos
+chaos: build chaos-tools ## the fault laboratory: SCENARIO=mix SECONDS=180 SEED= FSYNC= ARCHIVE=
+	$(CHAOS) --seconds $(SECONDS)
+
+.PHONY: chaos-long
+chaos-long: SECONDS = 1800
+chaos-long: chaos ## the same for half an hour
+
+.PHONY: chaos-list
+chaos-list: ## list the scenarios of the fault laboratory
+	@$(GO) run ./loadtest/chaos --list
+
 .PHONY: load
 load: build ## load the whole stack with wrk and prove that nothing was lost
 	loadtest/run.sh
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin coverage.out coverage.internal.out
+	rm -rf bin chaos-report coverage.out coverage.internal.out

@@ -21,6 +21,7 @@ type Redis struct {
 	Port int
 	Dir  string
 	args []string
+	env  []string
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd // nil when it does not run
@@ -31,7 +32,12 @@ type Redis struct {
 // are settings of the server, as "--appendonly", "yes"; of two equal ones the
 // last counts.
 func StartRedis(ctx context.Context, dir string, args ...string) (*Redis, error) {
-	r := &Redis{Dir: dir, args: args}
+	return StartRedisEnv(ctx, nil, dir, args...)
+}
+
+// StartRedisEnv is StartRedis with more variables in the environment.
+func StartRedisEnv(ctx context.Context, env []string, dir string, args ...string) (*Redis, error) {
+	r := &Redis{Dir: dir, args: args, env: env}
 	var err error
 	for range 5 { // a port that is free may be taken meanwhile
 		if r.Port, err = FreePort(); err != nil {
@@ -112,6 +118,7 @@ func (r *Redis) Launch() error {
 		"--maxmemory-policy", "noeviction", "--enable-debug-command", "yes",
 	}, r.args...)
 	cmd := exec.Command(bin, args...)
+	cmd.Env = append(cmd.Environ(), r.env...)
 	// The server must not outlive a parent that is killed; and a Ctrl-C in the
 	// terminal is for the parent alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -138,7 +145,7 @@ func (r *Redis) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
 	c := redis.NewClient(&redis.Options{Addr: r.Addr(), MaxRetries: -1})
-	defer c.Close()
+	defer func() { _ = c.Close() }() // it was only asked
 	for {
 		info, err := c.InfoMap(ctx, "everything").Result()
 		if err == nil && info["Persistence"]["loading"] == "0" {
@@ -164,14 +171,4 @@ func (r *Redis) Log() string {
 		return err.Error()
 	}
 	return string(text)
-}
-
-// FreePort finds a port of loopback that nobody listens on just now.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("free port: %w", err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	return port, l.Close()
 }

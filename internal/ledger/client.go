@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -51,6 +52,8 @@ type Client struct {
 	record  *Record
 	tickets atomic.Int64
 	took    time.Duration
+	// hangUps is the share of attempts, as math.Float64bits.
+	hangUps atomic.Uint64
 }
 
 // NewClient returns a client; Run runs it.
@@ -84,6 +87,12 @@ func NewClient(p Params) (*Client, error) {
 // Record is what the client keeps. It may be read while Run runs.
 func (c *Client) Record() *Record { return c.record }
 
+// SetHangUps sets the share of attempts, from 0 to 1, whose connection the
+// client closes as soon as the request is sent, before the answer. It may be
+// changed while Run runs. Such a vote is of unknown fate, and is sent again if
+// it has a key.
+func (c *Client) SetHangUps(share float64) { c.hangUps.Store(math.Float64bits(share)) }
+
 // Took is how long votes were posted, the repeating included. It is valid once
 // Run has returned.
 func (c *Client) Took() time.Duration { return c.took }
@@ -113,6 +122,10 @@ func (c *Client) work(ctx context.Context, i int, start time.Time) {
 	_, _ = crand.Read(seed[:]) // never fails, see crypto/rand
 	keys := rand.NewChaCha8(seed)
 	random := rand.New(keys)
+	cn.hangUp = func() bool {
+		share := math.Float64frombits(c.hangUps.Load())
+		return share > 0 && random.Float64() < share
+	}
 	for c.turn(ctx, start) {
 		choice, ok := c.p.Source()
 		if !ok {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -193,6 +194,44 @@ func TestClientKeepsARate(t *testing.T) {
 	c, _ := post(t, 20, func(p *Params) { p.Rate = 200 }, func(w http.ResponseWriter, _ *http.Request, _ int) { ack(w, "p", "a") })
 	// The twentieth may not go before its time, however fast the machine is.
 	assert.GreaterOrEqual(t, c.Took(), 95*time.Millisecond)
+}
+
+func TestClientHangsUp(t *testing.T) {
+	const votes = 200
+	s := &scripted{attempts: map[string]int{}, bodies: map[string]map[string]bool{}, keyless: true}
+	s.answer = func(w http.ResponseWriter, _ *http.Request, attempt int) {
+		if attempt > 1 {
+			w.Header().Set("Idempotency-Replayed", "true")
+		}
+		ack(w, "p", "a")
+	}
+	server := httptest.NewServer(s)
+	defer server.Close()
+	var client *Client
+	draw, err := Draw([]int{1}, 2*votes, 1)
+	require.NoError(t, err)
+	var drawn atomic.Int64
+	client, err = NewClient(Params{
+		URLs: []string{server.URL}, Choices: []Choice{{"p", "a"}}, Connections: 8, Keyless: 0.5,
+		Timeout: 10 * time.Second, Patience: time.Minute,
+		Source: func() (int, bool) {
+			if drawn.Add(1) == votes {
+				client.SetHangUps(0) // while it runs
+			}
+			return draw()
+		},
+	})
+	require.NoError(t, err)
+	client.SetHangUps(0.3)
+	client.Run(t.Context())
+	sums, hungUp := client.Record().Sums(0), client.Record().Answers()["hung up"]
+	assert.Equal(t, int64(2*votes), sums.Sent)
+	assert.Equal(t, sums.Sent, sums.Acked+sums.Unknown, "those with a key were sent again")
+	assert.Positive(t, sums.Unknown)
+	assert.Positive(t, sums.Replayed)
+	assert.Greater(t, hungUp, sums.Unknown)
+	assert.Less(t, hungUp, int64(votes))
+	assert.Len(t, client.Record().Answers(), 1, "nothing else went wrong")
 }
 
 func TestClientStops(t *testing.T) {

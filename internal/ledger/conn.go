@@ -53,7 +53,12 @@ type conn struct {
 	net     net.Conn // nil: to be made
 	reader  *bufio.Reader
 	out     []byte
+	// hangUp decides whether the next answer is not waited for.
+	hangUp func() bool
 }
+
+// errHungUp says that the client itself closed the connection.
+var errHungUp = errors.New("hung up")
 
 // answer is an api's answer to a vote.
 type answer struct {
@@ -74,7 +79,7 @@ func (c *conn) post(choice Choice, key string) (answer, error) {
 	if err != nil || !keep {
 		c.close()
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errHungUp) {
 		c.at = (c.at + 1) % len(c.targets)
 	}
 	return a, err
@@ -101,6 +106,9 @@ func (c *conn) exchange(choice Choice, key string) (a answer, keep bool, err err
 	c.out = append(c.out, "\r\n\r\n{\"option\":\""+choice.Option+"\"}"...)
 	if _, err := c.net.Write(c.out); err != nil {
 		return a, false, fmt.Errorf("send: %w", err)
+	}
+	if c.hangUp != nil && c.hangUp() {
+		return a, false, errHungUp
 	}
 	resp, err := http.ReadResponse(c.reader, nil)
 	if err != nil {

@@ -34,11 +34,12 @@ type Result struct {
 	// once more than they should. Invented rows have an id that was never acked,
 	// also those of refused votes, and are more than the votes that had no
 	// answer. WrongOption rows have another option
-	// than was voted for.
-	Lost        int64 `json:"lost"`
-	Doubled     int64 `json:"doubled"`
-	Invented    int64 `json:"invented"`
-	WrongOption int64 `json:"wrong_option"`
+	// than was voted for. LostInWindow votes are lost within a LossWindow.
+	Lost         int64 `json:"lost"`
+	LostInWindow int64 `json:"lost_in_window"`
+	Doubled      int64 `json:"doubled"`
+	Invented     int64 `json:"invented"`
+	WrongOption  int64 `json:"wrong_option"`
 	// Undercounted and Overcounted sum up by how much the tallies differ from
 	// the acked votes, and those without an answer that are in the archive.
 	Undercounted int64 `json:"undercounted"`
@@ -67,8 +68,23 @@ type OptionResult struct {
 	Poll   string `json:"poll"`
 	Option string `json:"option"`
 	Sums
-	Counted  int64 `json:"counted"`
-	Archived int64 `json:"archived"`
+	Counted      int64 `json:"counted"`
+	Archived     int64 `json:"archived"`
+	LostInWindow int64 `json:"lost_in_window"`
+}
+
+// LossWindow is a time in which acknowledged votes may be lost, since Redis
+// promised no more: with appendfsync everysec, the second before a power cut.
+// It is compared with the time in a vote's id, which is the clock of the api
+// that took it.
+type LossWindow struct{ From, To time.Time }
+
+// lossMargin is added to both ends of a window: a vote may be acknowledged as
+// long after its id was made as an api waits for Redis.
+const lossMargin = 3 * time.Second
+
+func (w LossWindow) has(at time.Time) bool {
+	return !at.Before(w.From.Add(-lossMargin)) && !at.After(w.To.Add(lossMargin))
 }
 
 // OK tells whether the ledger holds.
@@ -89,6 +105,9 @@ func (r *Result) String() string {
 	fmt.Fprintf(&b, line, width, "all", r.Sent, r.Acked, r.Refused, r.Unknown, r.Unsettled, r.Counted, r.Archived)
 	fmt.Fprintf(&b, "lost %d, doubled %d, invented %d, wrong option %d; tallies: %d too few, %d too many\n",
 		r.Lost, r.Doubled, r.Invented, r.WrongOption, r.Undercounted, r.Overcounted)
+	if r.LostInWindow > 0 {
+		fmt.Fprintf(&b, "%d more are lost within a window where that is allowed\n", r.LostInWindow)
+	}
 	fmt.Fprintf(&b, "%d answers said that an earlier attempt had been taken; %d votes without an answer had been\n", r.Replayed, r.Taken)
 	fmt.Fprintf(&b, "drained in %s\n", r.Drained.Round(time.Millisecond))
 	for _, what := range slices.Sorted(maps.Keys(r.Answers)) {
@@ -118,6 +137,9 @@ type JudgeParams struct {
 	// Blobs is the archive.
 	Blobs  audit.Blobs
 	Record *Record
+	// LossWindows are when acknowledged votes may have been lost. Those that
+	// were are counted, and no problem.
+	LossWindows []LossWindow
 	// Timeout is how long the drain may take. Redis may be away meanwhile.
 	Timeout time.Duration
 	// Progress, if set, is told in words how far it is, not more than once a
@@ -164,11 +186,48 @@ func (j *judge) tell(format string, args ...any) {
 // drain waits until queue and archive list are empty.
 func (j *judge) drain(ctx context.Context) error {
 	start := time.Now()
-	wait, cancel := context.WithTimeout(ctx, j.p.Timeout)
+	queues, err := drain(ctx, j.p.Store, j.p.Timeout, func(left string) { j.tell("drain: %s", left) })
+	j.r.Drained = time.Since(start)
+	if late := (*notDrainedError)(nil); errors.As(err, &late) {
+		j.r.problem("not drained after %s: %s", j.p.Timeout, late.left)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return j.dead(queues)
+}
+
+// Drain waits until everything is counted and archived, at most for timeout.
+// Redis may be away meanwhile. progress, if set, is told what is left, not more
+// than once a second.
+func Drain(ctx context.Context, store *redisstore.Store, timeout time.Duration, progress func(left string)) error {
+	var told time.Time
+	_, err := drain(ctx, store, timeout, func(left string) {
+		if progress != nil && time.Since(told) >= time.Second {
+			told = time.Now()
+			progress(left)
+		}
+	})
+	return err
+}
+
+// notDrainedError says that the time was up.
+type notDrainedError struct {
+	timeout time.Duration
+	left    string
+}
+
+func (e *notDrainedError) Error() string {
+	return fmt.Sprintf("not drained after %s: %s", e.timeout, e.left)
+}
+
+func drain(ctx context.Context, store *redisstore.Store, timeout time.Duration, tell func(left string)) ([]redisstore.ShardQueue, error) {
+	wait, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var left string
 	for {
-		queues, err := j.p.Store.Queues(wait)
+		queues, err := store.Queues(wait)
 		switch {
 		case err == nil:
 			var frames, votes, awaiting, awaitingVotes int64
@@ -177,23 +236,20 @@ func (j *judge) drain(ctx context.Context) error {
 				awaiting, awaitingVotes = awaiting+q.AwaitingFrames, awaitingVotes+q.AwaitingVotes
 			}
 			if frames == 0 && awaiting == 0 {
-				j.r.Drained = time.Since(start)
-				return j.dead(queues)
+				return queues, nil
 			}
 			left = fmt.Sprintf("%d votes (%d frames) to be counted, %d (%d frames) to be archived",
 				votes, frames, awaitingVotes, awaiting)
 		case wait.Err() == nil:
 			left = err.Error()
 		}
-		j.tell("drain: %s", left)
+		tell(left)
 		select {
 		case <-wait.Done():
 			if ctx.Err() != nil {
-				return fmt.Errorf("drain: %w", ctx.Err())
+				return nil, fmt.Errorf("drain: %w", ctx.Err())
 			}
-			j.r.Drained = time.Since(start)
-			j.r.problem("not drained after %s: %s", j.p.Timeout, left)
-			return nil
+			return nil, &notDrainedError{timeout, left}
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -238,7 +294,7 @@ func (j *judge) polls() []string {
 
 // archive compares the archive's rows with the acked votes, one by one.
 func (j *judge) archive(ctx context.Context) error {
-	m := newMatcher(j.p.Record, j.r)
+	m := newMatcher(j.p.Record, j.p.LossWindows, j.r)
 	reader := &archiveReader{
 		blobs: j.p.Blobs, wanted: map[string]bool{}, seen: frames{}, each: m.row,
 		progress: func(rows int64) { j.tell("archive: %d of about %d rows compared", rows, j.r.Acked) },
@@ -279,7 +335,7 @@ func (j *judge) tallies(ctx context.Context) error {
 			j.r.Counted += counted
 			o := &j.r.Options[i]
 			// What had no answer may have been taken: then it is archived too.
-			j.compare(c, min(max(o.Acked, o.Archived), o.Acked+o.Unknown+o.Unsettled), counted)
+			j.compare(c, min(max(o.Acked-o.LostInWindow, o.Archived), o.Acked+o.Unknown+o.Unsettled), counted)
 		}
 		for _, option := range slices.Sorted(maps.Keys(left)) {
 			j.r.Counted += left[option]

@@ -37,6 +37,8 @@ type pipeline struct {
 	blobs  blobstore.Store
 	folder string
 	record *Record
+	// windows are handed to the judge.
+	windows []LossWindow
 }
 
 var choices = []Choice{{"p", "ana"}, {"p", "bruno"}, {"p", "nobody"}}
@@ -139,6 +141,7 @@ func (p *pipeline) judge() *Result {
 	p.t.Helper()
 	r, err := Judge(p.t.Context(), JudgeParams{
 		Store: p.store, Blobs: p.blobs, Record: p.record, Timeout: 100 * time.Millisecond, Progress: func(string) {},
+		LossWindows: p.windows,
 	})
 	require.NoError(p.t, err)
 	require.NotEmpty(p.t, r.String())
@@ -195,6 +198,46 @@ func TestJudge(t *testing.T) {
 		"an acked vote that never was": {
 			damage: func(p *pipeline) { p.record.addSent(0); p.record.addAcked(0, uuid.New(), false) },
 			want:   func(r *Result) bool { return r.Lost == 1 && r.Undercounted == 1 },
+		},
+		"a vote lost in a window": {
+			damage: func(p *pipeline) { p.lose(uuid.Must(uuid.NewV7())); p.allow(-time.Second, time.Second) },
+			want: func(r *Result) bool {
+				return r.LostInWindow == 1 && r.Options[0].LostInWindow == 1 && r.Lost+r.Undercounted+r.Overcounted == 0
+			},
+			holds: true,
+		},
+		"a vote lost just before a window": {
+			damage: func(p *pipeline) { p.lose(uuid.Must(uuid.NewV7())); p.allow(time.Second, time.Second) },
+			want:   func(r *Result) bool { return r.LostInWindow == 1 && r.Lost == 0 },
+			holds:  true,
+		},
+		"votes lost long before and after a window": {
+			damage: func(p *pipeline) {
+				p.lose(uuid.Must(uuid.NewV7()))
+				p.lose(uuid.Must(uuid.NewV7()))
+				p.allow(time.Minute, 2*time.Minute)
+				p.allow(-2*time.Minute, -time.Minute)
+			},
+			want: func(r *Result) bool { return r.LostInWindow == 0 && r.Lost == 2 && r.Undercounted == 2 },
+		},
+		"a vote lost whose id has no time": {
+			damage: func(p *pipeline) { p.lose(uuid.New()); p.allow(-time.Minute, time.Minute) },
+			want:   func(r *Result) bool { return r.LostInWindow == 0 && r.Lost == 1 },
+		},
+		"lost in a window, and counted all the same": {
+			damage: func(p *pipeline) {
+				p.lose(uuid.Must(uuid.NewV7()))
+				p.allow(-time.Minute, time.Minute)
+				require.NoError(p.t, p.rdb.HIncrBy(p.t.Context(), "tally:{0}:p", "ana", 1).Err())
+			},
+			want: func(r *Result) bool { return r.LostInWindow == 1 && r.Overcounted == 1 },
+		},
+		"doubled and invented in a window": {
+			damage: func(p *pipeline) {
+				p.allow(-time.Minute, time.Minute)
+				p.manifest(lateBatch, "zzzz-1", p.record.sorted(0)[3], uuid.Must(uuid.NewV7()))
+			},
+			want: func(r *Result) bool { return r.Doubled == 1 && r.Invented == 1 },
 		},
 		"one receipt for two votes": {
 			damage: func(p *pipeline) { p.record.addSent(0); p.record.addAcked(0, p.record.sorted(0)[7], true) },
@@ -310,6 +353,18 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lose records an acked vote that is nowhere.
+func (p *pipeline) lose(id uuid.UUID) {
+	p.record.addSent(0)
+	p.record.addAcked(0, id, false)
+}
+
+// allow lets votes be lost in a time, given from now.
+func (p *pipeline) allow(from, to time.Duration) {
+	now := time.Now()
+	p.windows = append(p.windows, LossWindow{From: now.Add(from), To: now.Add(to)})
 }
 
 // forget removes an acked vote from the record and returns its id.

@@ -2,8 +2,10 @@ package ledger
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -18,11 +20,12 @@ type matcher struct {
 	// them there may be, and which were found.
 	allowed []int64
 	rest    map[uuid.UUID]bool
+	windows []LossWindow
 	r       *Result
 }
 
-func newMatcher(record *Record, r *Result) *matcher {
-	m := &matcher{choices: record.Choices(), place: map[Choice]int{}, rest: map[uuid.UUID]bool{}, r: r}
+func newMatcher(record *Record, windows []LossWindow, r *Result) *matcher {
+	m := &matcher{choices: record.Choices(), place: map[Choice]int{}, rest: map[uuid.UUID]bool{}, windows: windows, r: r}
 	for i, c := range m.choices {
 		m.place[c] = i
 		m.ids = append(m.ids, record.sorted(i))
@@ -93,8 +96,7 @@ func (m *matcher) end() {
 	for choice, ids := range m.ids {
 		for i, id := range ids {
 			if m.found[choice][i/64]&(1<<(i%64)) == 0 {
-				m.r.Lost++
-				m.r.example("lost: %s for %s was acknowledged and is not in the archive", id, m.choices[choice])
+				m.lost(choice, id)
 			}
 			if i > 0 && ids[i-1] == id {
 				m.r.SharedIDs++
@@ -102,6 +104,25 @@ func (m *matcher) end() {
 			}
 		}
 	}
+}
+
+func (m *matcher) lost(choice int, id uuid.UUID) {
+	if at, ok := timeOf(id); ok && slices.ContainsFunc(m.windows, func(w LossWindow) bool { return w.has(at) }) {
+		m.r.LostInWindow++
+		m.r.Options[choice].LostInWindow++
+		return
+	}
+	m.r.Lost++
+	m.r.example("lost: %s for %s was acknowledged and is not in the archive", id, m.choices[choice])
+}
+
+// timeOf is when a UUIDv7 was made; false: it is none.
+func timeOf(id uuid.UUID) (time.Time, bool) {
+	if id.Version() != 7 {
+		return time.Time{}, false
+	}
+	ms := int64(binary.BigEndian.Uint64(id[:8]) >> 16)
+	return time.UnixMilli(ms), true
 }
 
 func (m *matcher) find(choice int, id uuid.UUID) (int, bool) {

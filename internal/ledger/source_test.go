@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func drain(s Source, choices int) (counts []int64, order []int) {
+func exhaust(s Source, choices int) (counts []int64, order []int) {
 	counts = make([]int64, choices)
 	for i, ok := s(); ok; i, ok = s() {
 		counts[i]++
@@ -18,18 +18,18 @@ func drain(s Source, choices int) (counts []int64, order []int) {
 
 func TestShuffleGivesExactlyTheCounts(t *testing.T) {
 	want := []int64{300, 0, 500, 1}
-	counts, order := drain(Shuffle(want, 7), len(want))
+	counts, order := exhaust(Shuffle(want, 7), len(want))
 	assert.Equal(t, want, counts)
-	_, again := drain(Shuffle(want, 7), len(want))
+	_, again := exhaust(Shuffle(want, 7), len(want))
 	assert.Equal(t, order, again, "the same seed")
-	_, other := drain(Shuffle(want, 8), len(want))
+	_, other := exhaust(Shuffle(want, 8), len(want))
 	assert.NotEqual(t, order, other, "another seed")
 }
 
 func TestDraw(t *testing.T) {
 	s, err := Draw([]int{70, 0, 30}, 10_000, 1)
 	require.NoError(t, err)
-	counts, _ := drain(s, 3)
+	counts, _ := exhaust(s, 3)
 	assert.Equal(t, int64(10_000), counts[0]+counts[1]+counts[2])
 	assert.Zero(t, counts[1])
 	assert.InDelta(t, 7000, counts[0], 300)

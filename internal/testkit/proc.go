@@ -1,20 +1,15 @@
 package testkit
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
+	"paredao/internal/lab"
 	"paredao/internal/ledger/child"
 )
 
@@ -68,16 +63,12 @@ func RemoveBinaries() error {
 	return err
 }
 
-// Process is one of the project's daemons, running as a child of the test. It
-// is killed with the test at the latest, and its log is shown if that failed.
+// Process is one of the project's daemons, running as a child of the test: a
+// lab.Daemon whose failures end the test. It is killed with the test at the
+// latest, and its log is shown if that failed.
 type Process struct {
-	tb   testing.TB
-	spec child.Spec
-
-	mu  sync.Mutex
-	run *child.Child
-	// past are the runs before Restart; only the newest are kept.
-	past []*child.Child
+	tb testing.TB
+	d  *lab.Daemon
 }
 
 // StartProcess starts a daemon, by default with its listeners on free ports of
@@ -94,115 +85,70 @@ func StartProcessEnv(tb testing.TB, env []string, name string, args ...string) *
 	if name == "api" || name == "allinone" {
 		defaults = append(defaults, "--listen=127.0.0.1:0")
 	}
-	p := &Process{tb: tb, spec: child.Spec{
+	d, err := lab.StartDaemon(child.Spec{
 		Name: name, Path: Binary(tb, name), Env: env,
 		// The last of two equal flags counts.
 		Args: append(defaults, args...),
-	}}
-	p.start()
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &Process{tb: tb, d: d}
 	tb.Cleanup(p.end)
 	return p
 }
 
-func (p *Process) start() {
-	p.tb.Helper()
-	run, err := child.Start(p.spec)
-	if err != nil {
-		p.tb.Fatal(err)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.run != nil {
-		const keep = 3
-		if p.past = append(p.past, p.run); len(p.past) > keep {
-			p.past = p.past[1:]
-		}
-	}
-	p.run = run
-}
-
-// current is the run that was started last.
-func (p *Process) current() *child.Child {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.run
-}
-
 // end kills the process, and shows the ends of its logs if the test failed.
 func (p *Process) end() {
-	p.current().Kill()
-	if !p.tb.Failed() {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, run := range append(p.past, p.run) {
-		p.tb.Logf("log of %s, ended with %d:\n%s", run.Name(), run.ExitCode(), run.Log().Tail(4096))
+	p.d.Kill()
+	if p.tb.Failed() {
+		p.tb.Log(p.d.Tail(4096))
 	}
 }
 
-// Restart starts the process again, after Kill or Term, with the same
-// arguments and more of them.
+// Restart starts the process again, after Kill or Term, on the addresses that
+// it had, with the same arguments and more of them.
 func (p *Process) Restart(more ...string) {
 	p.tb.Helper()
-	select {
-	case <-p.current().Done():
-	default:
-		p.tb.Fatalf("%s still runs", p.current().Name())
-	}
-	p.spec.Args = append(p.spec.Args, more...)
-	p.start()
+	p.must(p.d.Restart(more...))
 }
 
 // Kill ends the process as kill -9 does.
-func (p *Process) Kill() { p.current().Kill() }
+func (p *Process) Kill() { p.d.Kill() }
 
 // Term sends SIGTERM and returns the exit code.
 func (p *Process) Term() int {
 	p.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	code, err := p.current().Term(ctx)
-	if err != nil {
-		p.tb.Fatal(err)
-	}
+	code, err := p.d.Term(ctx)
+	p.must(err)
 	return code
 }
 
 // Stop pauses the process (SIGSTOP), and returns once it stands still.
 func (p *Process) Stop() {
 	p.tb.Helper()
-	p.signal(syscall.SIGSTOP)
-	Eventually(p.tb, p.current().Name()+" stands still", func() bool {
-		state, _, err := procStat(p.Pid())
-		return err == nil && state == "T"
-	})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	p.must(p.d.Stop(ctx))
 }
 
 // Cont lets a paused process go on.
 func (p *Process) Cont() {
 	p.tb.Helper()
-	p.signal(syscall.SIGCONT)
-}
-
-func (p *Process) signal(s syscall.Signal) {
-	p.tb.Helper()
-	if err := p.current().Signal(s); err != nil {
-		p.tb.Fatal(err)
-	}
+	p.must(p.d.Cont())
 }
 
 // Pid is the process id.
-func (p *Process) Pid() int { return p.current().Pid() }
+func (p *Process) Pid() int { return p.d.Pid() }
 
 // Ready waits until /readyz says so, and returns the process.
 func (p *Process) Ready() *Process {
 	p.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := p.current().Ready(ctx); err != nil {
-		p.tb.Fatal(err)
-	}
+	p.must(p.d.Ready(ctx))
 	return p
 }
 
@@ -214,22 +160,20 @@ func (p *Process) Addr() string {
 	p.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	addr, err := p.current().Public(ctx)
-	if err != nil {
-		p.tb.Fatal(err)
-	}
+	addr, err := p.d.Public(ctx)
+	p.must(err)
 	return addr
 }
 
-// Logged tells whether a line of the log contains text.
-func (p *Process) Logged(text string) bool { return p.current().Log().Contains(text) }
+// Logged tells whether a line of the newest run's log contains text.
+func (p *Process) Logged(text string) bool { return p.d.Log().Contains(text) }
 
 // Metric adds up the samples of a metric whose labels contain all of labels. A
 // metric that can't be read is 0.
 func (p *Process) Metric(name string, labels ...string) float64 {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	v, err := p.current().Metric(ctx, name, labels...)
+	v, err := p.d.Metric(ctx, name, labels...)
 	if err != nil {
 		return 0
 	}
@@ -239,28 +183,14 @@ func (p *Process) Metric(name string, labels ...string) float64 {
 // CPU is how much processor time the process has used.
 func (p *Process) CPU() time.Duration {
 	p.tb.Helper()
-	_, used, err := procStat(p.Pid())
-	if err != nil {
-		p.tb.Fatal(err)
-	}
+	used, err := p.d.CPU()
+	p.must(err)
 	return used
 }
 
-// procStat reads /proc/PID/stat: the state and the processor time.
-func procStat(pid int) (state string, used time.Duration, err error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func (p *Process) must(err error) {
+	p.tb.Helper()
 	if err != nil {
-		return "", 0, err
+		p.tb.Fatal(err)
 	}
-	// The name stands in parentheses and may hold anything.
-	_, rest, _ := strings.Cut(string(b[bytes.LastIndexByte(b, ')')+1:]), " ")
-	f := strings.Fields(rest)
-	const stateField, userField, systemField = 0, 11, 12 // proc(5), less the first two
-	if len(f) <= systemField {
-		return "", 0, fmt.Errorf("/proc/%d/stat: %q", pid, b)
-	}
-	user, err1 := strconv.ParseInt(f[userField], 10, 64)
-	system, err2 := strconv.ParseInt(f[systemField], 10, 64)
-	const tick = 10 * time.Millisecond // Linux's USER_HZ is 100 everywhere
-	return f[stateField], time.Duration(user+system) * tick, errors.Join(err1, err2)
 }

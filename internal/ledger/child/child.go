@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -30,6 +31,9 @@ type Child struct {
 	cmd  *exec.Cmd
 	log  *Log
 	done chan struct{}
+
+	mu    sync.Mutex
+	addrs map[string]string // by message: the log forgets its oldest lines
 }
 
 // Start starts a process in a process group of its own, so that a Ctrl-C in the
@@ -38,7 +42,7 @@ func Start(s Spec) (*Child, error) {
 	cmd := exec.Command(s.Path, s.Args...)
 	cmd.Env = append(cmd.Environ(), s.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	c := &Child{spec: s, cmd: cmd, log: newLog(), done: make(chan struct{})}
+	c := &Child{spec: s, cmd: cmd, log: newLog(), done: make(chan struct{}), addrs: map[string]string{}}
 	cmd.Stdout, cmd.Stderr = c.log, c.log
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Name, err)
@@ -102,21 +106,46 @@ func (c *Child) ExitCode() int {
 	}
 }
 
+// What the daemons log when they listen.
+const (
+	saysPublic = "api takes votes"
+	saysAdmin  = "admin listens"
+)
+
 // Admin is the admin address that the process says it listens on.
-func (c *Child) Admin(ctx context.Context) (string, error) { return c.addr(ctx, "admin listens") }
+func (c *Child) Admin(ctx context.Context) (string, error) { return c.addr(ctx, saysAdmin) }
 
 // Public is the address that the api says it takes votes on.
-func (c *Child) Public(ctx context.Context) (string, error) { return c.addr(ctx, "api takes votes") }
+func (c *Child) Public(ctx context.Context) (string, error) { return c.addr(ctx, saysPublic) }
+
+// Listened are the addresses that the process has listened on so far, empty
+// where there is none.
+func (c *Child) Listened() (public, admin string) {
+	// A context that is done: Await returns what is there.
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	public, _ = c.addr(now, saysPublic)
+	admin, _ = c.addr(now, saysAdmin)
+	return public, admin
+}
 
 func (c *Child) addr(ctx context.Context, message string) (string, error) {
+	c.mu.Lock()
+	addr := c.addrs[message]
+	c.mu.Unlock()
+	if addr != "" {
+		return addr, nil
+	}
 	line, err := c.log.Await(ctx, message)
 	if err != nil {
 		return "", fmt.Errorf("%s did not say %q: %w; it said:\n%s", c.Name(), message, err, c.log)
 	}
-	addr := field(line, "addr")
-	if addr == "" {
+	if addr = field(line, "addr"); addr == "" {
 		return "", fmt.Errorf("%s: no addr in its line %q", c.Name(), line)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addrs[message] = addr
 	return addr, nil
 }
 

@@ -1,0 +1,324 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"paredao/internal/lab"
+	"paredao/internal/vote"
+)
+
+// What the scenario deep-queue does and promises.
+const (
+	deepRounds = 3
+	// shallowVotes is how short a short queue is, deepFast how fast a deep one
+	// must be drained, against the short one.
+	shallowVotes = 50_000
+	deepFast     = 0.80
+	// slowCommand is in µs.
+	slowCommand = 50_000
+)
+
+// frameKind is a way to fill the queue.
+type frameKind struct {
+	name string
+	// votes is how many a frame has; 0: as many as it may, or few, at random.
+	votes int
+	// same makes all votes equal to the byte.
+	same bool
+	// part is how much of --votes this kind takes: frames of one vote cost far
+	// more time and memory.
+	part float64
+}
+
+func frameKinds() []frameKind {
+	return []frameKind{
+		{name: "frames of 1 to 1,024 votes", part: 1},
+		{name: "frames of one vote", votes: 1, part: 1},
+		{name: "full frames of byte-identical votes", votes: vote.MaxFrameVotes, same: true, part: 1},
+		{name: "frames of one byte-identical vote", votes: 1, same: true, part: 0.5},
+	}
+}
+
+// deepQueue is a run of the scenario.
+type deepQueue struct {
+	r      *run
+	s      *stack
+	rdb    *redis.Client
+	worker *lab.Daemon
+	choice string // the options' digest
+}
+
+// runDeepQueue fills the queue while the consumer stands still, and lets it
+// drain, deep and short in turn:
+//
+//	redisstore.Queue ─▶ votes:{0} ─▶ one consumer
+func runDeepQueue(ctx context.Context, r *run) (err error) {
+	s, err := startStack(ctx, stackParams{
+		bin: r.bin, dir: r.dir, root: r.root, shards: 1, fsync: r.fsyncOr("no"), consumers: 1, choices: overloadVotes(),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.end(context.WithoutCancel(ctx), err != nil)) }()
+	poll := pollsOf(overloadVotes())[0]
+	d := &deepQueue{r: r, s: s, worker: s.consumers[0], choice: poll.OptionsKey(), rdb: redis.NewClient(&redis.Options{Addr: s.redis.Addr()})}
+	defer d.rdb.Close()
+	if err := d.watchSlowCommands(ctx); err != nil {
+		return err
+	}
+	r.report.note("The votes come through the enqueue path of the api (its script, with frames made by its codec), without HTTP before it. " +
+		"There is no archiver: counted frames pile up in the archive's list, and are thrown away after each drain.")
+	r.report.note("The speed of a drain is measured from the first to the last commit that is seen.")
+	var rows [][]string
+	var errs []error
+	for _, kind := range frameKinds() {
+		row, err := d.compare(ctx, kind)
+		if row == nil {
+			return err
+		}
+		rows, errs = append(rows, row), append(errs, err)
+	}
+	r.report.table("Votes counted a second, medians of the rounds",
+		[]string{"frames", "deep", "votes", "elements", "short", "deep, of short", "rounds deep", "rounds short"}, rows)
+	return errors.Join(append(errs, d.slowCommands(ctx))...)
+}
+
+// compare drains deep and short queues of a kind in turn.
+func (d *deepQueue) compare(ctx context.Context, kind frameKind) ([]string, error) {
+	votes := int64(float64(d.r.votes) * kind.part)
+	var deep, short []float64
+	var elements int64
+	for round := range deepRounds {
+		speed, n, err := d.drain(ctx, kind, votes)
+		if err != nil {
+			return nil, err
+		}
+		elements = n
+		deep = append(deep, speed)
+		// As many votes as the deep one has, up to twenty short queues.
+		var shorts []float64
+		for range min(max(votes/shallowVotes, 1), 20) {
+			speed, _, err := d.drain(ctx, kind, min(shallowVotes, votes))
+			if err != nil {
+				return nil, err
+			}
+			shorts = append(shorts, speed)
+		}
+		short = append(short, median(shorts))
+		d.r.say("%s, round %d: deep %.0f votes/s, short %.0f", kind.name, round+1, deep[round], short[round])
+	}
+	ratio := median(deep) / median(short)
+	row := []string{
+		kind.name, commas(int64(median(deep))), commas(votes), commas(elements), commas(int64(median(short))),
+		fmt.Sprintf("%.2f", ratio), numbers(deep), numbers(short),
+	}
+	if ratio < deepFast {
+		return row, fmt.Errorf("%s: a deep queue is drained at %.2f of a short one's speed, below %.2f", kind.name, ratio, deepFast)
+	}
+	return row, nil
+}
+
+func median(all []float64) float64 {
+	sorted := slices.Sorted(slices.Values(all))
+	n := len(sorted)
+	if n == 0 {
+		return 0
+	}
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+func numbers(all []float64) string {
+	var text []string
+	for _, n := range all {
+		text = append(text, commas(int64(n)))
+	}
+	return strings.Join(text, ", ")
+}
+
+// drain fills the queue with votes, lets the consumer drain it, and returns how
+// many votes a second it counted, and how many elements there were.
+func (d *deepQueue) drain(ctx context.Context, kind frameKind, votes int64) (speed float64, elements int64, err error) {
+	if err := d.worker.Stop(ctx); err != nil {
+		return 0, 0, err
+	}
+	before, err := d.s.store.Queues(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	if before[0].Frames > 0 {
+		return 0, 0, fmt.Errorf("the queue has %d elements already", before[0].Frames)
+	}
+	if elements, err = fillQueue(ctx, d, kind, votes); err != nil {
+		return 0, 0, err
+	}
+	meter := drainMeter{full: votes}
+	if err := d.worker.Cont(); err != nil {
+		return 0, 0, err
+	}
+	for began := time.Now(); ; {
+		queues, err := d.s.store.Queues(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		if meter.look(time.Now(), queues[0].Votes) {
+			break
+		}
+		if time.Since(began) > drainPatience {
+			return 0, 0, fmt.Errorf("%d votes are left after %s", queues[0].Votes, drainPatience)
+		}
+		if !wait(ctx, 2*time.Millisecond) {
+			return 0, 0, context.Cause(ctx)
+		}
+	}
+	// In pieces: to delete a list of millions is itself a long command.
+	for {
+		n, err := d.rdb.LLen(ctx, "archive:{0}").Result()
+		if err != nil {
+			return 0, 0, err
+		}
+		if n == 0 {
+			return meter.speed(), elements, nil
+		}
+		if err := d.rdb.LTrim(ctx, "archive:{0}", 2000, -1).Err(); err != nil {
+			return 0, 0, err
+		}
+	}
+}
+
+// drainMeter measures how fast a queue gets shorter, from the first change that
+// is seen to the end.
+type drainMeter struct {
+	full  int64
+	first time.Time // when a shorter queue was seen first
+	had   int64     // and how many votes it had
+	rate  float64
+}
+
+// look takes the number of votes left; true: it is drained.
+func (m *drainMeter) look(now time.Time, left int64) bool {
+	if m.first.IsZero() && left < m.full {
+		m.first, m.had = now, left
+	}
+	if left > 0 {
+		return false
+	}
+	if took := now.Sub(m.first).Seconds(); took > 0 && m.had > 0 {
+		m.rate = float64(m.had) / took
+	}
+	return true
+}
+
+func (m *drainMeter) speed() float64 { return m.rate }
+
+// fillers put votes on the queue at one time, each as an api would.
+const fillers = 16
+
+// fillQueue puts votes on the queue and returns how many elements they are.
+func fillQueue(ctx context.Context, d *deepQueue, kind frameKind, votes int64) (int64, error) {
+	var left, elements atomic.Int64
+	left.Store(votes)
+	errs := make([]error, fillers)
+	var wg sync.WaitGroup
+	for i := range fillers {
+		wg.Go(func() { errs[i] = d.filler(ctx, kind, &left, &elements, uint64(i)) })
+	}
+	wg.Wait()
+	return elements.Load(), errors.Join(errs...)
+}
+
+func (d *deepQueue) filler(ctx context.Context, kind frameKind, left, elements *atomic.Int64, seed uint64) error {
+	codec, err := vote.NewCodec()
+	if err != nil {
+		return err
+	}
+	defer codec.Close()
+	queue := d.s.store.Queue(10*time.Minute, 0, time.Second)
+	flusher := vote.NewFlusherID()
+	if err := queue.Register(ctx, 0, flusher); err != nil {
+		return err
+	}
+	random := rand.New(rand.NewPCG(d.r.seed, seed))
+	choices, agents := overloadVotes(), agents()
+	one := vote.Vote{ID: uuid.Must(uuid.NewV7()), Poll: choices[0].Poll, Option: choices[0].Option, Client: "c29tZSBjbGllbnQ", UserAgent: agents[0]}
+	var lines, body []byte
+	for seq := uint64(1); ; seq++ {
+		n := kind.votes
+		if n == 0 {
+			n = 1 + random.IntN(vote.MaxFrameVotes)
+		}
+		if rest := left.Add(-int64(n)) + int64(n); rest <= 0 {
+			return nil
+		} else if rest < int64(n) {
+			n = int(rest)
+		}
+		lines = lines[:0]
+		for range n {
+			v := one
+			if !kind.same {
+				v = vote.Vote{
+					ID: uuid.Must(uuid.NewV7()), Poll: choices[0].Poll, Option: choices[random.IntN(len(choices))].Option,
+					Client: fmt.Sprintf("%016x", random.Uint64()), UserAgent: agents[random.IntN(len(agents))],
+				}
+			}
+			lines = vote.AppendVote(lines, &v)
+		}
+		body = codec.Compress(body[:0], lines, n)
+		out, err := queue.Enqueue(ctx, &vote.Batch{
+			ID: vote.FrameID{Flusher: flusher, Seq: seq}, Votes: n, Body: body,
+			Polls: []vote.BatchPoll{{Poll: one.Poll, Votes: n, OptionsKey: d.choice}},
+		})
+		if err != nil {
+			return err
+		}
+		if out.Polls[0] != vote.PollAccepted {
+			return fmt.Errorf("the votes were not taken: %c", out.Polls[0])
+		}
+		elements.Add(1)
+	}
+}
+
+func (d *deepQueue) watchSlowCommands(ctx context.Context) error {
+	for name, value := range map[string]string{"slowlog-log-slower-than": fmt.Sprint(slowCommand), "slowlog-max-len": "1000"} {
+		if err := d.rdb.ConfigSet(ctx, name, value).Err(); err != nil {
+			return err
+		}
+	}
+	return d.rdb.Do(ctx, "SLOWLOG", "RESET").Err()
+}
+
+// slowCommands puts Redis's own log of slow commands into the report; none may
+// be there. A redis-server that the machine did not let run shows up too, since
+// it measures by the clock.
+func (d *deepQueue) slowCommands(ctx context.Context) error {
+	entries, err := d.rdb.SlowLogGet(ctx, 1000).Result()
+	if err != nil {
+		return err
+	}
+	d.r.report.row("commands over 50 ms", len(entries))
+	if len(entries) == 0 {
+		return nil
+	}
+	var rows [][]string
+	for _, e := range entries {
+		words := e.Args
+		for i, w := range words {
+			if len(w) > 40 {
+				words[i] = w[:40] + "…"
+			}
+		}
+		rows = append(rows, []string{e.Duration.String(), strings.Join(words[:min(len(words), 8)], " ")})
+	}
+	d.r.report.table("Commands over 50 ms", []string{"took", "command"}, rows)
+	return fmt.Errorf("%d commands took over 50 ms, the first %s: %s", len(entries), rows[0][0], rows[0][1])
+}

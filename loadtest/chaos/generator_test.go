@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// answering starts a server and a generator of 200 votes a second before it.
+func answering(t *testing.T, h http.HandlerFunc) *generator {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	g := startGenerator(t.Context(), generatorParams{
+		addr: server.Listener.Addr().String(), choices: overloadVotes(), connections: 50, timeout: 5 * time.Second,
+		rate: func(time.Duration) float64 { return 200 },
+	})
+	t.Cleanup(g.stop)
+	return g
+}
+
+// waitFor waits until the generator has had so many answers.
+func waitFor(t *testing.T, g *generator, n int64) *second {
+	t.Helper()
+	for g.all().due() < n {
+		require.True(t, wait(t.Context(), 5*time.Millisecond))
+	}
+	g.stop()
+	return g.all()
+}
+
+func TestGeneratorTellsAnswersApart(t *testing.T) {
+	var n atomic.Int64
+	g := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		assert.NoError(t, err)
+		assert.Contains(t, string(body), `{"option":"`)
+		assert.NotEmpty(t, r.UserAgent())
+		refuse := func(status int, code string) {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, `{"code":"`+code+`"}`)
+		}
+		switch n.Add(1) % 8 {
+		case 0:
+			refuse(503, "overloaded")
+		case 1:
+			refuse(429, "rate-limited")
+		case 2:
+			refuse(503, "queue-unavailable")
+		case 3:
+			http.Error(w, `"code":"overloaded"`, http.StatusServiceUnavailable) // neither header
+		case 4:
+			http.Error(w, "no", http.StatusTeapot)
+		case 5:
+			panic(http.ErrAbortHandler)
+		default:
+			w.WriteHeader(http.StatusAccepted)
+			_, _ = io.WriteString(w, "{}")
+		}
+	})
+	all := waitFor(t, g, 160)
+	eighth := float64(n.Load()) / 8
+	assert.InDelta(t, 2*eighth, all.accepted.TotalCount(), 2)
+	assert.InDelta(t, 3*eighth, all.refused.TotalCount(), 3)
+	assert.InDelta(t, 2*eighth, all.unsettled, 2)
+	assert.InDelta(t, 2*eighth, all.wrong, 2)
+	assert.Zero(t, all.unsent)
+	assert.InDelta(t, eighth, all.what["418"], 1)
+	assert.InDelta(t, eighth, all.what["503 queue-unavailable"], 1)
+	assert.InDelta(t, eighth, all.what["503 without Retry-After or problem+json"], 1)
+	assert.InDelta(t, eighth, all.what["closed"], 1)
+}
+
+// A server that stands still shows up in all votes that were due meanwhile, and
+// not only in those that were sent.
+func TestGeneratorMeasuresFromWhenAVoteWasDue(t *testing.T) {
+	const still = 600 * time.Millisecond
+	from := time.Now().Add(300 * time.Millisecond)
+	g := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		if left := time.Until(from.Add(still)); left > 0 && left < still {
+			<-time.After(left)
+		}
+		w.WriteHeader(http.StatusAccepted)
+	})
+	g.p.timeout = time.Minute
+	all := waitFor(t, g, 400)
+	// 120 votes were due while it stood still: 60 of them waited for half of it
+	// or longer, though only 50 connections could send any.
+	assert.GreaterOrEqual(t, all.accepted.Max(), (still - 100*time.Millisecond).Microseconds())
+	slow := all.accepted.TotalCount() - countBelow(all, still/2)
+	assert.Greater(t, slow, int64(50))
+}
+
+func countBelow(s *second, d time.Duration) int64 {
+	var n int64
+	for _, bar := range s.accepted.Distribution() {
+		if bar.To <= d.Microseconds() {
+			n += bar.Count
+		}
+	}
+	return n
+}
+
+func TestGeneratorKeepsItsRate(t *testing.T) {
+	var n atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		n.Add(1)
+		w.WriteHeader(http.StatusAccepted)
+	}))
+	defer server.Close()
+	g := startGenerator(t.Context(), generatorParams{
+		addr: server.Listener.Addr().String(), choices: overloadVotes(), connections: 20, timeout: time.Minute,
+		rate: func(since time.Duration) float64 {
+			if since < time.Second || since > 2*time.Second {
+				return 0
+			}
+			return 300
+		},
+	})
+	require.True(t, wait(t.Context(), 2500*time.Millisecond))
+	g.stop()
+	assert.InDelta(t, 300, n.Load(), 10)
+	assert.EqualValues(t, 0, g.between(0, time.Second).due())
+	assert.InDelta(t, 300, g.between(time.Second, 2*time.Second).due(), 10)
+	assert.EqualValues(t, n.Load(), g.all().due())
+}
+
+func TestKindOf(t *testing.T) {
+	_, refused := net.Dial("tcp", "127.0.0.1:1")
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{io.EOF, "closed"}, {io.ErrUnexpectedEOF, "closed"}, {syscall.ECONNRESET, "reset"}, {refused, "connection refused"},
+		{&net.OpError{Op: "dial", Err: errors.New("x")}, "dial"}, {errAnswerForm, "failure"},
+	} {
+		assert.Equal(t, tt.want, kindOf(tt.err))
+	}
+}
+
+func TestGeneratorConnReadsNoRubbish(t *testing.T) {
+	for _, text := range []string{
+		"", "HTTP/1.1 2", "HTTP/1.1 abc OK\r\n\r\n", "SSH-2.0\r\n", "HTTP/1.1 200 OK\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+		"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n",
+	} {
+		c := &generatorConn{r: bufio.NewReader(strings.NewReader(text))}
+		_, err := c.read()
+		assert.Error(t, err, text)
+	}
+	c := &generatorConn{r: bufio.NewReader(strings.NewReader(
+		"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\ncontent-length: 21\r\nRetry-After: 1\r\n\r\n" + `{"code":"overloaded"}`))}
+	a, err := c.read()
+	require.NoError(t, err)
+	assert.Equal(t, generatorAnswer{status: 503, retryAfter: true, overloaded: true, closed: true}, a)
+}
+
+func TestNormalAgain(t *testing.T) {
+	g := &generator{start: time.Now()}
+	add := func(ms, n, refused int) {
+		s := newSecond()
+		for range n {
+			require.NoError(t, s.accepted.RecordValue(int64(ms)*1000))
+		}
+		for range refused {
+			require.NoError(t, s.refused.RecordValue(1000))
+		}
+		g.seconds = append(g.seconds, s)
+	}
+	add(10, 100, 0)
+	add(900, 50, 900)
+	add(500, 100, 0) // slow
+	add(10, 100, 5)  // refuses
+	add(20, 100, 0)
+	add(15, 100, 0)
+	usual := g.between(0, time.Second)
+	took, ok := normalAgain(g, usual, 2*time.Second, 6*time.Second)
+	assert.True(t, ok)
+	assert.Equal(t, 2*time.Second, took)
+	add(5000, 100, 0)
+	_, ok = normalAgain(g, usual, 2*time.Second, 7*time.Second)
+	assert.False(t, ok)
+}
+
+func TestGauge(t *testing.T) {
+	var at atomic.Int64
+	numbers := []int64{3, 9, 4, 4, 4}
+	g := watch(t.Context(), time.Millisecond, func() (int64, error) {
+		n := at.Add(1)
+		if n%2 == 0 {
+			return 1000, errors.New("not read")
+		}
+		return numbers[min(int(n/2), len(numbers)-1)], nil
+	})
+	for at.Load() < 12 {
+		require.True(t, wait(t.Context(), time.Millisecond))
+	}
+	g.stop()
+	most, now := g.take()
+	assert.EqualValues(t, 9, most)
+	assert.EqualValues(t, 4, now)
+	most, _ = g.take()
+	assert.EqualValues(t, 4, most)
+	assert.EqualValues(t, 4, g.look())
+}
+
+func TestDrainMeter(t *testing.T) {
+	start := time.Now()
+	m := drainMeter{full: 1000}
+	for _, l := range []struct {
+		ms   int
+		left int64
+		want bool
+	}{{0, 1000, false}, {500, 1000, false}, {600, 900, false}, {700, 400, false}, {900, 0, true}} {
+		assert.Equal(t, l.want, m.look(start.Add(time.Duration(l.ms)*time.Millisecond), l.left))
+	}
+	assert.InDelta(t, 900/0.3, m.speed(), 0.001)
+	assert.InDelta(t, 2.5, median([]float64{4, 1, 3, 2}), 0)
+	assert.InDelta(t, 3, median([]float64{4, 1, 3}), 0)
+	assert.Zero(t, median(nil))
+}
+
+func TestIsCommit(t *testing.T) {
+	assert.True(t, isCommit([]string{"evalsha", "x", "6", "votes:{0}", "archive:{0}", "dead:{0}"}))
+	assert.False(t, isCommit([]string{"evalsha", "x", "1", "votes:{0}", "0", "2000"}))
+	assert.False(t, isCommit([]string{"BLPOP", "wake:{0}", "1"}))
+}
+
+// A slow sender is cut off by a server that does not wait for it, and comes
+// again.
+func TestSlowSenders(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	var seen atomic.Int64
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			seen.Add(1)
+			_, _ = io.WriteString(c, "HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+			_ = c.(*net.TCPConn).CloseWrite()
+			_, _ = io.Copy(io.Discard, c)
+			_ = c.Close()
+		}
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	l := startSlowSenders(ctx, ln.Addr().String(), 4)
+	for l.cut.Load() < 8 {
+		require.True(t, wait(ctx, 5*time.Millisecond))
+	}
+	l.stop()
+	assert.Zero(t, l.failed.Load())
+	assert.GreaterOrEqual(t, seen.Load(), int64(8))
+	assert.GreaterOrEqual(t, l.ends["408 Request Timeout"], int64(8))
+}

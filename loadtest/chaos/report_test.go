@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"paredao/internal/config"
+	"paredao/internal/ledger"
+)
+
+func TestReport(t *testing.T) {
+	dir := t.TempDir()
+	r := newReport(&options{scenario: "mix", seconds: 60, seed: 7, shards: 2, connections: 8, fsync: "always", bin: "elsewhere"})
+	r.conceal("/secret/place", "DIR")
+	f := r.fault(faultRecord{At: 2 * time.Second, For: time.Second, Name: "kill | -9", Target: "api 0"})
+	r.fault(faultRecord{At: time.Second, Name: "first", Target: "redis-server"})
+	d := 1500 * time.Millisecond
+	r.change(func() { f.Recovery = &d })
+	r.judged(&ledger.Result{Sent: 1234567, Acked: 1234000, Lost: 0}, nil)
+	r.command("tally audit", []byte("fine in /secret/place\n"), nil)
+	require.NoError(t, r.err())
+	require.NoError(t, r.write(dir))
+
+	md, err := os.ReadFile(filepath.Join(dir, "report.md"))
+	require.NoError(t, err)
+	for _, want := range []string{
+		"go run ./loadtest/chaos --scenario mix --seconds 60 --seed 7 --queue-shards 2 --connections 8 --appendfsync always\n",
+		"Nothing was lost", "| votes sent | 1,234,567 |\n", "| lost | 0 |\n", "fine in DIR\n", "## `tally audit`, exit code 0\n",
+		"| 2.0 s | kill \\| -9 | api 0 | 1.0 s | after 1.500 s |  |  |\n",
+	} {
+		assert.Contains(t, string(md), want)
+	}
+	assert.NotContains(t, string(md), "elsewhere")
+	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	require.NoError(t, err)
+	assert.NotContains(t, string(text), "/secret")
+	var data reportData
+	require.NoError(t, json.Unmarshal(text, &data))
+	assert.True(t, data.OK)
+	assert.Equal(t, "first", data.Faults[0].Name, "in order")
+	assert.Equal(t, int64(1234567), data.Result.Sent)
+
+	r.fail("%v", errors.New("a vote is lost"))
+	require.ErrorContains(t, r.err(), "a vote is lost")
+	require.NoError(t, r.write(dir))
+	md, err = os.ReadFile(filepath.Join(dir, "report.md"))
+	require.NoError(t, err)
+	assert.Contains(t, string(md), "**It does not hold:**\n\n- a vote is lost\n")
+	assert.NotContains(t, string(md), "Nothing was lost")
+}
+
+func TestHuman(t *testing.T) {
+	for want, v := range map[string]any{
+		"0": 0, "999": int64(999), "1,000": 1000, "-1,234,567": int64(-1234567), "0.50": 0.5, "2.500 s": 2500 * time.Millisecond, "x": "x",
+	} {
+		assert.Equal(t, want, human(v))
+	}
+}
+
+func TestMonitor(t *testing.T) {
+	var acked atomic.Int64
+	m := newMonitor(acked.Load)
+	m.stop() // from here on the test looks itself
+	at := func(ms int) time.Time { return m.start.Add(time.Duration(ms) * time.Millisecond) }
+	m.look(at(100), 1)
+	m.look(at(200), 2)
+	acked.Store(2)
+	var recovered []time.Duration
+	m.recovered(func(d time.Duration) { recovered = append(recovered, d) })
+	m.look(at(900), 2)
+	assert.Empty(t, recovered)
+	m.look(at(1000), 3)
+	m.look(at(1100), 9)
+	assert.Len(t, recovered, 1, "once")
+	stop, begun := m.longestStop()
+	assert.Equal(t, 800*time.Millisecond, stop)
+	assert.Equal(t, 200*time.Millisecond, begun)
+	assert.Equal(t, 800*time.Millisecond, m.stopped())
+	m.look(at(3000), 9)
+	stop, _ = m.longestStop()
+	assert.Equal(t, 1900*time.Millisecond, stop, "one that has not ended counts too")
+}
+
+func TestOptions(t *testing.T) {
+	o, err := parse([]string{"--scenario", "mix", "--seed", "5", "--appendfsync", "no"}, io.Discard)
+	require.NoError(t, err)
+	assert.Equal(t, uint64(5), o.seed)
+	for _, args := range [][]string{
+		{"--seconds", "1"}, {"--connections", "1"}, {"--queue-shards", "0"}, {"--appendfsync", "x"}, {"--archive", "x"}, {"--what"}, {"mix"},
+	} {
+		_, err := parse(args, io.Discard)
+		var usage *config.UsageError
+		require.ErrorAs(t, err, &usage, "%v", args)
+	}
+	_, err = find("nothing")
+	require.Error(t, err)
+}

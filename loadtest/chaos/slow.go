@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// What the scenario slow-senders does and promises.
+const (
+	slowSenders = 2000
+	slowRate    = 200.0 // of the usual client, unless given
+	// slowerBy bounds the usual client's 99th percentile beside the slow
+	// senders, against the one without them; memoryBack the api's memory after
+	// them, against the one before.
+	slowerBy, memoryBack = 2.0, 1.2
+)
+
+// runSlow measures a usual client alone, then beside senders that give a byte a
+// second, then alone again:
+//
+//	generator (by clock) ──┐
+//	2,000 slow senders ────┴▶ api ─▶ Redis ◀─ consumer, archiver
+func runSlow(ctx context.Context, r *run) (err error) {
+	s, err := startStack(ctx, stackParams{
+		bin: r.bin, dir: r.dir, root: r.root, shards: r.shards, fsync: r.fsyncOr("everysec"),
+		apis: 1, consumers: 1, archivers: 1, choices: overloadVotes(),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.end(context.WithoutCancel(ctx), err != nil)) }()
+	urls, err := s.apiURLs(ctx)
+	if err != nil {
+		return err
+	}
+	addr := strings.TrimPrefix(urls[0], "http://")
+	rate := slowRate
+	if r.rate > 0 {
+		rate = r.rate
+	}
+	gen := startGenerator(ctx, generatorParams{
+		addr: addr, choices: overloadVotes(), connections: 64, timeout: 10 * time.Second,
+		rate: func(time.Duration) float64 { return rate },
+	})
+	defer gen.stop()
+	const settle = 5 * time.Second // until all is warm, and until the senders are there
+	length := time.Duration(r.seconds) * time.Second
+	rss := watch(ctx, 100*time.Millisecond, func() (int64, error) { return s.apis[0].RSS() })
+	defer rss.stop()
+	if !wait(ctx, settle) {
+		return context.Cause(ctx)
+	}
+	// part is what the usual client meets meanwhile.
+	part := func(name string) (*second, error) {
+		r.say("%s", name)
+		from := gen.since().Truncate(time.Second) + time.Second
+		if !wait(ctx, length+time.Second) {
+			return nil, context.Cause(ctx)
+		}
+		return gen.between(from, from+length), nil
+	}
+	alone, err := part("the usual client alone")
+	if err != nil {
+		return err
+	}
+	_, before := rss.take()
+	senders := startSlowSenders(ctx, addr, slowSenders)
+	defer senders.stop()
+	if !wait(ctx, settle) {
+		return context.Cause(ctx)
+	}
+	beside, err := part(fmt.Sprintf("beside %d slow senders", slowSenders))
+	if err != nil {
+		return err
+	}
+	senders.stop()
+	most, during := rss.take()
+	after, err := part("alone again")
+	if err != nil {
+		return err
+	}
+	_, back := rss.take()
+	gen.stop()
+
+	o := &overload{}
+	r.report.table("The usual client", o.head(), [][]string{
+		o.row("alone", alone, length), o.row("beside", beside, length), o.row("alone again", after, length),
+	})
+	ratio := float64(quantile(beside.accepted, 99)) / float64(max(quantile(alone.accepted, 99), 1))
+	r.report.row("usual client, votes a second", rate)
+	r.report.row("length of each part", length)
+	r.report.row("p99 beside, times that alone", ratio)
+	r.report.row("api memory before, MiB", mib(before))
+	r.report.row("api memory beside, at most, MiB", mib(most))
+	r.report.row("api memory beside, at the end, MiB", mib(during))
+	r.report.row("api memory after, MiB", mib(back))
+	r.report.row("slow senders", slowSenders)
+	senders.addTo(r.report)
+
+	var errs []error
+	holds := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	holds(ratio <= slowerBy, "the usual client's p99 was %s, %.1f times the %s alone",
+		quantile(beside.accepted, 99), ratio, quantile(alone.accepted, 99))
+	for name, s := range map[string]*second{"alone": alone, "beside": beside, "afterwards": after} {
+		holds(s.due() == s.accepted.TotalCount(), "%d of the usual client's %d votes were not taken %s: %v",
+			s.due()-s.accepted.TotalCount(), s.due(), name, s.what)
+	}
+	holds(float64(back) <= memoryBack*float64(before), "the api's memory is %.0f MiB, and was %.0f before", mib(back), mib(before))
+	holds(senders.cut.Load() > 0, "no slow sender was cut off")
+	return errors.Join(errs...)
+}
+
+func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
+
+// slowSendersLoad are clients that send a byte a second, and connect again when
+// they are cut off.
+type slowSendersLoad struct {
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	connect atomic.Int64
+	cut     atomic.Int64
+	failed  atomic.Int64 // to connect
+
+	mu   sync.Mutex
+	held *hdrhistogram.Histogram // for how long, in µs
+	ends map[string]int64
+}
+
+func startSlowSenders(ctx context.Context, addr string, n int) *slowSendersLoad {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &slowSendersLoad{cancel: cancel, held: newHistogram(), ends: map[string]int64{}}
+	for i := range n {
+		l.wg.Go(func() {
+			// They come one by one, over a second.
+			for ok := wait(ctx, time.Duration(i)*time.Second/time.Duration(n)); ok; ok = wait(ctx, 10*time.Millisecond) {
+				l.once(ctx, addr, i)
+			}
+		})
+	}
+	return l
+}
+
+func (l *slowSendersLoad) stop() {
+	l.cancel()
+	l.wg.Wait()
+}
+
+// slowText is what a slow sender has: some are slow from the first byte on,
+// others send a whole header, and are slow with the body that it promises.
+func slowText(i int) (atOnce, slowly string) {
+	header := "POST /polls/excess/votes HTTP/1.1\r\nHost: vote.example\r\nContent-Type: application/json\r\n"
+	if i%2 == 0 {
+		return "", header + "Cookie: " + strings.Repeat("x", 4000)
+	}
+	return header + "Content-Length: 4000\r\n\r\n", `{"option":"` + strings.Repeat("x", 4000)
+}
+
+// once is one connection's life.
+func (l *slowSendersLoad) once(ctx context.Context, addr string, i int) {
+	conn, err := net.DialTimeout("tcp", addr, 10*time.Second)
+	if err != nil {
+		l.failed.Add(1)
+		return
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	l.connect.Add(1)
+	began := time.Now()
+	atOnce, slowly := slowText(i)
+	_, err = io.WriteString(conn, atOnce)
+	var answer []byte
+	buf := make([]byte, 512)
+	for at := 0; err == nil && at < len(slowly); at++ {
+		if _, err = io.WriteString(conn, slowly[at:at+1]); err != nil {
+			break
+		}
+		// The pause between two bytes is spent listening.
+		next := began.Add(time.Duration(at+1) * time.Second)
+		for err == nil {
+			_ = conn.SetReadDeadline(next)
+			var n int
+			n, err = conn.Read(buf)
+			answer = append(answer, buf[:n]...)
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	l.cut.Add(1)
+	end := kindOf(err)
+	if status, _, ok := strings.Cut(string(answer), "\r\n"); ok {
+		end = strings.TrimPrefix(status, "HTTP/1.1 ")
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.held.RecordValue(min(time.Since(began), longestLatency).Microseconds()) // within the bounds
+	l.ends[end]++
+}
+
+func (l *slowSendersLoad) addTo(r *report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r.row("slow connections", l.connect.Load())
+	r.row("of them cut off", l.cut.Load())
+	r.row("not connected", l.failed.Load())
+	r.row("a slow connection lived, median", quantile(l.held, 50))
+	r.row("a slow connection lived, at most", quantile(l.held, 100))
+	for end, n := range l.ends {
+		r.row("cut off with: "+end, n)
+	}
+}
