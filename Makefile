@@ -64,15 +64,16 @@ replay: build tools ## post the 1,265,550 votes of a published run, and prove th
 
 SCENARIO ?= mix
 SECONDS ?= 180
-CHAOS = $(GO) run ./loadtest/chaos --bin bin --scenario $(SCENARIO) $(if $(SEED),--seed $(SEED)) $(if $(FSYNC),--appendfsync $(FSYNC)) $(if $(ARCHIVE),--archive $(ARCHIVE))
+CHAOS = $(GO) run ./loadtest/chaos --bin bin --scenario $(SCENARIO) $(if $(SEED),--seed $(SEED)) $(if $(FSYNC),--appendfsync $(FSYNC)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(if $(CONNECTIONS),--connections $(CONNECTIONS))
 
 .PHONY: chaos
-chaos: build chaos-tools ## the fault laboratory: SCENARIO=mix SECONDS=180 SEED= FSYNC= ARCHIVE=
+chaos: build chaos-tools ## the fault laboratory: SCENARIO=mix SECONDS=180 SEED= FSYNC= ARCHIVE= CONNECTIONS=
 	$(CHAOS) --seconds $(SECONDS)
 
 .PHONY: chaos-long
 chaos-long: SECONDS = 1800
-chaos-long: chaos ## the same for half an hour
+chaos-long: CONNECTIONS = 2048
+chaos-long: chaos ## the same for half an hour, with 2,048 connections
 
 .PHONY: chaos-list
 chaos-list: ## list the scenarios of the fault laboratory

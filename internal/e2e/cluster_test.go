@@ -161,9 +161,10 @@ func TestClusterFailover(t *testing.T) {
 					require.NoError(t, f.fault(slot, master))
 					_, err := redis.Promoted(t.Context(), slot, master)
 					require.NoError(t, err)
+				}, func() {
+					require.NoError(t, f.mend(slot, master))
+					require.NoError(t, redis.Settled(t.Context()))
 				})
-				require.NoError(t, f.mend(slot, master))
-				require.NoError(t, redis.Settled(t.Context()))
 				after(faultTime() / 4)
 				stop := w.longest()
 				t.Logf("shard %d took no vote for %s", shard, stop.Round(time.Millisecond))

@@ -62,14 +62,17 @@ func (s *manyServers) start(name string, args ...string) *testkit.Process {
 	return p
 }
 
-// lossy runs a fault in which acknowledged votes may be lost, and says how long
-// the service stood still.
-func (s *manyServers) lossy(l *load, w *stopwatch, what string, fault func()) {
+// lossy runs a fault in which acknowledged votes may be lost, then what mends
+// it, and says how long the service stood still.
+func (s *manyServers) lossy(l *load, w *stopwatch, what string, fault func(), mend ...func()) {
 	s.t.Helper()
 	w.reset()
 	from := time.Now()
 	fault()
 	s.windows = append(s.windows, ledger.LossWindow{From: from, To: time.Now()})
+	for _, f := range mend {
+		f()
+	}
 	s.grow(l, 500)
 	stop := w.longest()
 	s.t.Logf("%s: no vote was acknowledged for %s", what, stop.Round(time.Millisecond))

@@ -81,8 +81,10 @@ func (l *edgeListener) refuse(c *net.TCPConn) {
 		return
 	}
 	l.wg.Go(func() {
-		defer func() { <-l.refusing }()
-		defer c.Close()
+		defer func() {
+			_ = c.Close() // whatever became of it, it ends here
+			<-l.refusing
+		}()
 		if c.SetDeadline(time.Now().Add(lingerPause)) != nil {
 			return
 		}

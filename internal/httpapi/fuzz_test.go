@@ -173,7 +173,7 @@ func strictForm(body string) (choice, bool) {
 }
 
 func unescapeForm(s string) (string, bool) {
-	const digits = "0123456789abcdef"
+	const digits = "0123456789abcdef0123456789ABCDEF"
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
 		switch {
@@ -184,11 +184,11 @@ func unescapeForm(s string) (string, bool) {
 		case i+2 >= len(s):
 			return "", false
 		default:
-			high, low := strings.IndexByte(digits, s[i+1]|0x20), strings.IndexByte(digits, s[i+2]|0x20)
+			high, low := strings.IndexByte(digits, s[i+1]), strings.IndexByte(digits, s[i+2])
 			if high < 0 || low < 0 {
 				return "", false
 			}
-			b.WriteByte(byte(high<<4 | low))
+			b.WriteByte(byte(high%16<<4 | low%16))
 			i += 2
 		}
 	}

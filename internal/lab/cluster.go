@@ -208,7 +208,7 @@ func (c *Cluster) view(ctx context.Context) ([]redis.ClusterSlot, error) {
 func (n *clusterNode) slots(ctx context.Context) ([]redis.ClusterSlot, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	return n.client.ClusterSlots(ctx).Result()
+	return n.client.ClusterSlots(ctx).Result() //nolint:staticcheck // it is what clients go by
 }
 
 // masters tells views apart.

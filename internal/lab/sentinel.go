@@ -173,7 +173,7 @@ func (s *Sentinel) Failover(ctx context.Context, pauseWrites bool) error {
 			return err
 		}
 		c := redis.NewClient(&redis.Options{Addr: master.Addr(), MaxRetries: -1})
-		defer c.Close()
+		defer func() { _ = c.Close() }()
 		if err := c.Do(ctx, "CLIENT", "PAUSE", pause.Milliseconds(), "WRITE").Err(); err != nil {
 			return err
 		}
@@ -384,7 +384,7 @@ func replication(ctx context.Context, r *Redis) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	c := redis.NewClient(&redis.Options{Addr: r.Addr(), MaxRetries: -1})
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	info, err := c.InfoMap(ctx, "replication").Result()
 	if err != nil {
 		return nil, err

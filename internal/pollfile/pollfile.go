@@ -145,6 +145,7 @@ func checkShape(text string) error {
 				entries, line = 0, t.Position.Line
 			}
 			entries++
+		default: // costs what it is long
 		}
 		if depth > maxDepth || entries > maxDepth {
 			return fmt.Errorf("the polls file is nested deeper than %d", maxDepth)

@@ -115,11 +115,11 @@ func TestFinalWaitsForTheSeal(t *testing.T) {
 	e.applyIn("p", vote.Window{Closes: closes})
 	testkit.Eventually(t, "it has closed", func() bool { return e.now().After(closes) })
 	client := server.Client()
-	e.must(client.SlaveOf(e.ctx(), "127.0.0.1", "1").Err())
+	e.must(client.Do(e.ctx(), "REPLICAOF", "127.0.0.1", "1").Err())
 	if r, err := e.Results(e.ctx(), "p"); err != nil || r.Final || r.Window.Status(r.AsOf) != vote.StatusClosed {
 		t.Errorf("on a replica: %+v (%v)", r, err)
 	}
-	e.must(client.SlaveOf(e.ctx(), "no", "one").Err())
+	e.must(client.Do(e.ctx(), "REPLICAOF", "NO", "ONE").Err())
 	if r, err := e.Results(e.ctx(), "p"); err != nil || !r.Final {
 		t.Errorf("on a primary: %+v (%v)", r, err)
 	}

@@ -49,7 +49,7 @@ func runDeadConsumers(ctx context.Context, r *run) (err error) {
 	var rows [][]string
 	var errs []error
 	for round := range rounds {
-		row, err := killInChunk(ctx, r, s)
+		row, err := killInChunk(ctx, s)
 		if row == nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func runDeadConsumers(ctx context.Context, r *run) (err error) {
 }
 
 // killInChunk is a round. It needs all consumers to run and leaves them so.
-func killInChunk(ctx context.Context, r *run, s *stack) ([]string, error) {
+func killInChunk(ctx context.Context, s *stack) ([]string, error) {
 	if err := untilOwned(ctx, s); err != nil {
 		return nil, err
 	}

@@ -216,6 +216,7 @@ func TestGauge(t *testing.T) {
 	most, _ = g.take()
 	assert.EqualValues(t, 4, most)
 	assert.EqualValues(t, 4, g.look())
+	assert.EqualValues(t, 4, g.last(time.Minute), "the median")
 }
 
 func TestDrainMeter(t *testing.T) {
@@ -262,7 +263,7 @@ func TestSlowSenders(t *testing.T) {
 	}()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	l := startSlowSenders(ctx, ln.Addr().String(), 4)
+	l := startSlowSenders(ctx, ln.Addr().String(), 4, 100*time.Millisecond)
 	for l.cut.Load() < 8 {
 		require.True(t, wait(ctx, 5*time.Millisecond))
 	}

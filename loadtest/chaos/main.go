@@ -105,7 +105,7 @@ func parse(args []string, stdout io.Writer) (o options, err error) {
 	f.Uint64Var(&o.seed, "seed", 0, "the faults follow from it (default: a random one, which is printed)")
 	f.StringVar(&o.fsync, "appendfsync", "", "Redis's appendfsync: always, everysec or no (default: the scenario's)")
 	f.IntVar(&o.shards, "queue-shards", 2, "queue shards")
-	f.IntVar(&o.connections, "connections", 192, "keep-alive connections, each with one vote in the air")
+	f.IntVar(&o.connections, "connections", 256, "keep-alive connections, each with one vote in the air")
 	f.Float64Var(&o.rate, "rate", 0, "overload, slow-senders: the usual load, votes a second (default: the scenario's, or found by a ramp)")
 	f.Int64Var(&o.votes, "votes", 2_000_000, "deep-queue: how deep, in votes")
 	f.StringVar(&o.archive, "archive", "", "azurite or folder (default: by the seed)")

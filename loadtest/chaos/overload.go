@@ -493,6 +493,12 @@ type gauge struct {
 
 	mu        sync.Mutex
 	most, now int64
+	recent    []reading // of the last minute
+}
+
+type reading struct {
+	at time.Time
+	n  int64
 }
 
 // watch begins to look. A look that fails is left out.
@@ -503,9 +509,7 @@ func watch(ctx context.Context, every time.Duration, look func() (int64, error))
 		defer close(g.done)
 		for {
 			if n, err := look(); err == nil {
-				g.mu.Lock()
-				g.now, g.most = n, max(g.most, n)
-				g.mu.Unlock()
+				g.note(time.Now(), n)
 			}
 			if !wait(ctx, every) {
 				return
@@ -522,6 +526,29 @@ func (g *gauge) take() (most, now int64) {
 	most, now = g.most, g.now
 	g.most = g.now
 	return most, now
+}
+
+func (g *gauge) note(now time.Time, n int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.now, g.most = n, max(g.most, n)
+	g.recent = append(g.recent, reading{now, n})
+	for now.Sub(g.recent[0].at) > time.Minute {
+		g.recent = g.recent[1:]
+	}
+}
+
+// last returns the median of the last readings, of up to a minute.
+func (g *gauge) last(d time.Duration) int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var all []float64
+	for _, r := range g.recent {
+		if time.Since(r.at) <= d {
+			all = append(all, float64(r.n))
+		}
+	}
+	return int64(median(all))
 }
 
 // look returns the number as it is now.

@@ -83,6 +83,12 @@ func commandOf(o *options) string {
 	if o.fsync != "" {
 		c += " --appendfsync " + o.fsync
 	}
+	if o.rate > 0 {
+		c += fmt.Sprintf(" --rate %g", o.rate)
+	}
+	if o.scenario == "deep-queue" {
+		c += fmt.Sprintf(" --votes %d", o.votes)
+	}
 	if o.archive != "" {
 		c += " --archive " + o.archive
 	}

@@ -158,13 +158,15 @@ func runSentinel(ctx context.Context, r *run) error {
 		return err
 	}
 	fsync := r.fsyncOr("everysec")
-	sentinel, err := lab.StartSentinel(ctx, lab.SentinelParams{Dir: dir, Replicas: 2, Redis: []string{"--appendfsync", fsync}})
+	sentinel, err := lab.StartSentinel(ctx, lab.SentinelParams{Dir: dir, Replicas: 2, Redis: []string{
+		"--appendfsync", fsync, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "2",
+	}})
 	if err != nil {
 		return err
 	}
 	defer sentinel.End()
 	settings := "a primary and two replicas, appendonly yes, appendfsync " + fsync +
-		"; three sentinels, down-after-milliseconds 1000, failover-timeout 5000"
+		", min-replicas-to-write 1, min-replicas-max-lag 2; three sentinels, down-after-milliseconds 1000, failover-timeout 5000"
 	return r.failovers(ctx, sentinel.URL(), settings, func(f *failover) []failoverFault {
 		// primary is a fault of the primary, and its mending once there is another.
 		type action = func(ctx context.Context, old *lab.Redis) error

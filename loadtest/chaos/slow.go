@@ -19,6 +19,11 @@ import (
 const (
 	slowSenders = 2000
 	slowRate    = 200.0 // of the usual client, unless given
+	slowUsual   = 512   // its connections, kept alive
+	// sendersCome is over how long they come; they are cut off after as long, so
+	// that all the time some are cut off and others come.
+	sendersCome = 10 * time.Second
+	measured    = 10 * time.Second
 	// slowerBy bounds the usual client's 99th percentile beside the slow
 	// senders, against the one without them; memoryBack the api's memory after
 	// them, against the one before.
@@ -44,22 +49,31 @@ func runSlow(ctx context.Context, r *run) (err error) {
 		return err
 	}
 	addr := strings.TrimPrefix(urls[0], "http://")
-	rate := slowRate
+	usual := slowRate
 	if r.rate > 0 {
-		rate = r.rate
+		usual = r.rate
 	}
+	// A busy start: the api gets the size that it has on an evening.
+	const busy, busyTimes = 5 * time.Second, 10
 	gen := startGenerator(ctx, generatorParams{
-		addr: addr, choices: overloadVotes(), connections: 64, timeout: 10 * time.Second,
-		rate: func(time.Duration) float64 { return rate },
+		addr: addr, choices: overloadVotes(), connections: slowUsual, timeout: 10 * time.Second,
+		rate: func(since time.Duration) float64 {
+			if since < busy {
+				return busyTimes * usual
+			}
+			return usual
+		},
 	})
 	defer gen.stop()
-	const settle = 5 * time.Second // until all is warm, and until the senders are there
+	const settle = 2 * time.Second
 	length := time.Duration(r.seconds) * time.Second
 	rss := watch(ctx, 100*time.Millisecond, func() (int64, error) { return s.apis[0].RSS() })
 	defer rss.stop()
-	if !wait(ctx, settle) {
+	if !wait(ctx, busy+settle) {
 		return context.Cause(ctx)
 	}
+	r.report.note("For its first %s the usual client sends %d times as much, so that the api has its usual size when it is measured. "+
+		"Each part takes %s; memory is the median of its last %s.", busy, busyTimes, length, measured)
 	// part is what the usual client meets meanwhile.
 	part := func(name string) (*second, error) {
 		r.say("%s", name)
@@ -73,23 +87,24 @@ func runSlow(ctx context.Context, r *run) (err error) {
 	if err != nil {
 		return err
 	}
-	_, before := rss.take()
-	senders := startSlowSenders(ctx, addr, slowSenders)
+	rss.take()
+	before := rss.last(measured)
+	senders := startSlowSenders(ctx, addr, slowSenders, sendersCome)
 	defer senders.stop()
-	if !wait(ctx, settle) {
+	if !wait(ctx, sendersCome+settle) {
 		return context.Cause(ctx)
 	}
 	beside, err := part(fmt.Sprintf("beside %d slow senders", slowSenders))
 	if err != nil {
 		return err
 	}
-	senders.stop()
 	most, during := rss.take()
+	senders.stop()
 	after, err := part("alone again")
 	if err != nil {
 		return err
 	}
-	_, back := rss.take()
+	back := rss.last(measured)
 	gen.stop()
 
 	o := &overload{}
@@ -97,7 +112,8 @@ func runSlow(ctx context.Context, r *run) (err error) {
 		o.row("alone", alone, length), o.row("beside", beside, length), o.row("alone again", after, length),
 	})
 	ratio := float64(quantile(beside.accepted, 99)) / float64(max(quantile(alone.accepted, 99), 1))
-	r.report.row("usual client, votes a second", rate)
+	r.report.row("usual client, votes a second", usual)
+	r.report.row("usual client, connections", slowUsual)
 	r.report.row("length of each part", length)
 	r.report.row("p99 beside, times that alone", ratio)
 	r.report.row("api memory before, MiB", mib(before))
@@ -140,13 +156,13 @@ type slowSendersLoad struct {
 	ends map[string]int64
 }
 
-func startSlowSenders(ctx context.Context, addr string, n int) *slowSendersLoad {
+func startSlowSenders(ctx context.Context, addr string, n int, over time.Duration) *slowSendersLoad {
 	ctx, cancel := context.WithCancel(ctx)
 	l := &slowSendersLoad{cancel: cancel, held: newHistogram(), ends: map[string]int64{}}
 	for i := range n {
 		l.wg.Go(func() {
-			// They come one by one, over a second.
-			for ok := wait(ctx, time.Duration(i)*time.Second/time.Duration(n)); ok; ok = wait(ctx, 10*time.Millisecond) {
+			// They come one by one.
+			for ok := wait(ctx, time.Duration(i)*over/time.Duration(n)); ok; ok = wait(ctx, 10*time.Millisecond) {
 				l.once(ctx, addr, i)
 			}
 		})
