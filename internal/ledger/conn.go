@@ -76,10 +76,13 @@ type answer struct {
 // there was no answer.
 func (c *conn) post(choice Choice, key string) (answer, error) {
 	a, keep, err := c.exchange(choice, key)
-	if err != nil || !keep {
+	// A 5xx without a code is a proxy's, whose api is away. Who stayed would never
+	// leave: all connections would gather at the proxy.
+	away := err != nil && !errors.Is(err, errHungUp) || a.status >= 500 && a.code == ""
+	if err != nil || !keep || away {
 		c.close()
 	}
-	if err != nil && !errors.Is(err, errHungUp) {
+	if away {
 		c.at = (c.at + 1) % len(c.targets)
 	}
 	return a, err

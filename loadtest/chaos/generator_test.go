@@ -96,7 +96,6 @@ func TestGeneratorMeasuresFromWhenAVoteWasDue(t *testing.T) {
 		}
 		w.WriteHeader(http.StatusAccepted)
 	})
-	g.p.timeout = time.Minute
 	all := waitFor(t, g, 400)
 	// 120 votes were due while it stood still: 60 of them waited for half of it
 	// or longer, though only 50 connections could send any.
