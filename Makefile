@@ -64,11 +64,11 @@ replay: build tools ## post the 1,265,550 votes of a published run, and prove th
 
 SCENARIO ?= mix
 SECONDS ?= 180
-CHAOS = $(GO) run ./loadtest/chaos --bin bin --scenario $(SCENARIO) $(if $(SEED),--seed $(SEED)) $(if $(FSYNC),--appendfsync $(FSYNC)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(if $(CONNECTIONS),--connections $(CONNECTIONS))
+CHAOS = exec bin/chaos --scenario $(SCENARIO) $(if $(SEED),--seed $(SEED)) $(if $(FSYNC),--appendfsync $(FSYNC)) $(if $(ARCHIVE),--archive $(ARCHIVE)) $(if $(CONNECTIONS),--connections $(CONNECTIONS))
 
 .PHONY: chaos
-chaos: build chaos-tools ## the fault laboratory: SCENARIO=mix SECONDS=180 SEED= FSYNC= ARCHIVE= CONNECTIONS=
-	$(CHAOS) --seconds $(SECONDS)
+chaos: build bin/chaos chaos-tools ## the fault laboratory: SCENARIO=mix SECONDS=180 SEED= FSYNC= ARCHIVE= CONNECTIONS=
+	@$(CHAOS) --seconds $(SECONDS)
 
 .PHONY: chaos-long
 chaos-long: SECONDS = 1800
@@ -76,8 +76,13 @@ chaos-long: CONNECTIONS = 2048
 chaos-long: chaos ## the same for half an hour, with 2,048 connections
 
 .PHONY: chaos-list
-chaos-list: ## list the scenarios of the fault laboratory
-	@$(GO) run ./loadtest/chaos --list
+chaos-list: bin/chaos ## list the scenarios of the fault laboratory
+	@bin/chaos --list
+
+# Not by go run, which hides exit codes and passes no signal on.
+.PHONY: bin/chaos
+bin/chaos:
+	$(GO) build -trimpath -o bin/chaos ./loadtest/chaos
 
 .PHONY: load
 load: build ## load the whole stack with wrk and prove that nothing was lost
