@@ -106,6 +106,7 @@ func TestKilled(t *testing.T) {
 	client, err := ledger.NewClient(ledger.Params{
 		URLs: []string{a.url()}, Source: source, Connections: 100, Rate: 3000, Timeout: 5 * time.Second, Patience: patience,
 		Choices: []ledger.Choice{{Poll: "demo", Option: "ana"}, {Poll: "demo", Option: "bruno"}, {Poll: "demo", Option: "carla"}, {Poll: "demo", Option: "nobody"}},
+		Refuse:  []ledger.Choice{{Poll: "demo", Option: "nobody"}},
 	})
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())

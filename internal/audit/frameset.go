@@ -24,6 +24,20 @@ func (s frameSet) add(id string) (bool, error) {
 	return old&bit == 0, nil
 }
 
+// join puts all of another set into the set.
+func (s frameSet) join(other frameSet) {
+	for flusher, more := range other {
+		words := s[flusher]
+		if words == nil {
+			words = make(map[uint64]uint64, len(more))
+			s[flusher] = words
+		}
+		for at, bits := range more {
+			words[at] |= bits
+		}
+	}
+}
+
 // has tells whether an id is in the set.
 func (s frameSet) has(id string) bool {
 	f, err := vote.ParseFrameID(id)

@@ -20,11 +20,16 @@ type Restorer interface {
 	Source
 	// CountBatches is how many committed batches of a shard Redis knows.
 	CountBatches(ctx context.Context, shard int) (int64, error)
-	// BeginRestore marks a shard with a restore's token.
+	// BeginRestore marks a shard with a restore's first token.
 	BeginRestore(ctx context.Context, shard int, token string) error
-	// RestoreBatch adds a batch's lost votes and marks it as known. It returns
-	// vote.ErrRestoreLost if the shard's token is another one.
-	RestoreBatch(ctx context.Context, token string, b *vote.RestoredBatch) error
+	// RestoreSnapshot and RestoreBatches are Snapshot and Batches, and put a new
+	// token in place of the last one at the same instant. RestoreBatch adds a
+	// batch's lost votes, marks it as known, and puts the next token in place of
+	// the last one. They return vote.ErrRestoreLost, and change nothing, if the
+	// shard's token is another one.
+	RestoreSnapshot(ctx context.Context, shard int, token string, from [3]int64) (vote.SnapshotPage, string, error)
+	RestoreBatches(ctx context.Context, shard int, token string, sequences []uint64) (vote.Batches, string, error)
+	RestoreBatch(ctx context.Context, token, next string, b *vote.RestoredBatch) error
 }
 
 // RestoreParams configure a restore.
@@ -89,16 +94,20 @@ type RestoredOption struct {
 //
 // A frame is lost if no list has it and no batch that Redis knows. The lists are
 // read first, then the batches, so a frame under way is found in one of them.
-// Before that the shard gets a token, which each step asks for: it is gone if
-// Redis fails over, after which the frame may stand in a list again, and it is
-// another one if a second restore has begun, which may have added the frame by
-// another batch.
+//
+// A failover, or a power cut, takes back what was written last. What was taken
+// back while it is looked at, or thereafter, would make a frame lost that stands
+// in a list again, or known that is lost. So every read and every batch leaves a
+// new token in the shard, at the same instant, and asks for the one before it:
+// that is there only if all that was read and written until then is. A second
+// restore, which may have added the frame by another batch, has put its own in
+// its place.
 //
 // The last batch comes first, as in a recount: so of two copies of a frame the
 // same one counts, also when a restore ends half-way.
 func Restore(ctx context.Context, p RestoreParams) (*Restored, error) {
 	r := &restore{
-		p: p, token: uuid.NewString(), polls: map[string]*restoredPoll{},
+		p: p, polls: map[string]*restoredPoll{},
 		undefined: map[string]bool{}, strange: map[string]bool{},
 		out: &Restored{DryRun: p.DryRun, Batches: []RestoredBatch{}, Waiting: []string{}},
 	}
@@ -109,7 +118,6 @@ func Restore(ctx context.Context, p RestoreParams) (*Restored, error) {
 
 type restore struct {
 	p      RestoreParams
-	token  string
 	shards []*shardRestore
 	// undefined polls, and options that are none of their poll's, of which the
 	// lost batches have votes.
@@ -126,18 +134,24 @@ type restoredPoll struct {
 // shardRestore is a shard in the works.
 type shardRestore struct {
 	shard int
-	begun bool // it has the token
+	// token is the last one; empty before it is begun.
+	token string
 	done  bool
-	first time.Time // when it was looked at first
 	snap  *shardSnapshot
 	// lost are the sequences of batches that Redis does not know, ascending.
 	lost []uint64
-	// ids of the batches in the archive, and the frames of those that Redis knows.
-	ids    map[uint64]string
-	known  map[uint64]bool
+	// ids of the batches in the archive, and when the archive was first seen to
+	// have them.
+	ids map[uint64]string
+	met map[uint64]time.Time
+	// frames of batches that Redis knew at any look. seen are those of the batches
+	// that it knew at the last look, or that were restored since.
+	frames map[uint64]frameSet
 	seen   frameSet
 	newest map[uint64]time.Time
-	waits  string
+	// restored are the sequences of the batches that this run has added.
+	restored []uint64
+	waits    string
 }
 
 func (r *restore) run(ctx context.Context) error {
@@ -158,7 +172,8 @@ func (r *restore) run(ctx context.Context) error {
 	}
 	for shard := range r.p.Shards {
 		s := &shardRestore{
-			shard: shard, ids: map[uint64]string{}, known: map[uint64]bool{}, seen: frameSet{}, newest: map[uint64]time.Time{},
+			shard: shard, ids: map[uint64]string{}, met: map[uint64]time.Time{},
+			frames: map[uint64]frameSet{}, newest: map[uint64]time.Time{},
 		}
 		r.shards = append(r.shards, s)
 		if err := r.look(ctx, s); err != nil {
@@ -178,12 +193,12 @@ func (r *restore) run(ctx context.Context) error {
 			}
 			some, err := r.step(ctx, s)
 			if err != nil {
-				return err
+				return r.overtaken(ctx, s, err)
 			}
 			did, left = did || some, left || !s.done
 		}
 		if !left {
-			return nil
+			return r.verify(ctx)
 		}
 		if did {
 			since = time.Now()
@@ -210,14 +225,80 @@ func (r *restore) timeout() error {
 		r.p.Timeout, strings.Join(waits, "; "))
 }
 
-// look finds the batches of a shard that Redis does not know.
-func (r *restore) look(ctx context.Context, s *shardRestore) error {
-	var err error
-	if s.snap, err = takeSnapshot(ctx, r.p.Redis, s.shard, nil, keepIDs); err != nil {
+// marked is the Source of a shard that a restore has begun with.
+type marked struct {
+	Restorer
+	token *string
+}
+
+func (m marked) Snapshot(ctx context.Context, shard int, _ []string, from [3]int64) (vote.SnapshotPage, error) {
+	page, token, err := m.RestoreSnapshot(ctx, shard, *m.token, from)
+	if err == nil {
+		*m.token = token
+	}
+	return page, err
+}
+
+func (m marked) Batches(ctx context.Context, shard int, sequences []uint64) (vote.Batches, error) {
+	batches, token, err := m.RestoreBatches(ctx, shard, *m.token, sequences)
+	if err == nil {
+		*m.token = token
+	}
+	return batches, err
+}
+
+// overtaken says more of an error, if what this restore had added is gone again.
+func (r *restore) overtaken(ctx context.Context, s *shardRestore, err error) error {
+	if !errors.Is(err, vote.ErrRestoreLost) {
 		return err
 	}
-	if s.first.IsZero() {
-		s.first = s.snap.now
+	if again := r.gone(ctx, s); again != nil {
+		return again
+	}
+	return fmt.Errorf("%w: run tally restore again", err)
+}
+
+// gone is an error if Redis does not know a batch any more that was restored.
+func (r *restore) gone(ctx context.Context, s *shardRestore) error {
+	if len(s.restored) == 0 {
+		return nil
+	}
+	batches, err := r.p.Redis.Batches(ctx, s.shard, s.restored)
+	if err != nil {
+		return err
+	}
+	return s.stillKnown(batches)
+}
+
+func (s *shardRestore) stillKnown(batches vote.Batches) error {
+	for _, sequence := range s.restored {
+		if id := s.ids[sequence]; batches.Committed[sequence] != id {
+			return fmt.Errorf("batch %s had been restored, and Redis has lost it again: %w: run tally restore again",
+				id, vote.ErrRestoreLost)
+		}
+	}
+	return nil
+}
+
+// verify finds what was lost again on a shard while others were waited for.
+func (r *restore) verify(ctx context.Context) error {
+	for _, s := range r.shards {
+		if err := r.gone(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look finds the batches of a shard that Redis does not know.
+func (r *restore) look(ctx context.Context, s *shardRestore) error {
+	var src Source = r.p.Redis
+	if s.token != "" {
+		src = marked{r.p.Redis, &s.token}
+	}
+	var err error
+	if s.snap, err = takeSnapshot(ctx, src, s.shard, nil, keepIDs); err != nil {
+		return err
 	}
 	// The number, then the names, then the batches: each may only grow.
 	count, err := r.p.Redis.CountBatches(ctx, s.shard)
@@ -228,11 +309,14 @@ func (r *restore) look(ctx context.Context, s *shardRestore) error {
 	if err != nil {
 		return err
 	}
-	batches, err := r.p.Redis.Batches(ctx, s.shard, sequences)
+	batches, err := src.Batches(ctx, s.shard, sequences)
 	if err != nil {
 		return err
 	}
-	s.lost = s.lost[:0]
+	if err := s.stillKnown(batches); err != nil {
+		return err
+	}
+	s.lost, s.seen = s.lost[:0], frameSet{}
 	var known int64
 	for _, sequence := range sequences {
 		var m *archivefile.Manifest
@@ -240,26 +324,27 @@ func (r *restore) look(ctx context.Context, s *shardRestore) error {
 			if m, err = r.manifest(ctx, s, sequence); err != nil {
 				return err
 			}
-			s.ids[sequence] = m.Batch
+			s.ids[sequence], s.met[sequence] = m.Batch, s.snap.now
 		}
 		id, committed := s.ids[sequence], batches.Committed[sequence]
 		switch {
 		case committed == id:
 			known++
-			if s.known[sequence] {
-				continue
-			}
-			if m == nil {
-				if m, err = r.manifest(ctx, s, sequence); err != nil {
-					return err
+			if s.frames[sequence] == nil {
+				if m == nil {
+					if m, err = r.manifest(ctx, s, sequence); err != nil {
+						return err
+					}
 				}
-			}
-			for _, frame := range m.Frames {
-				if _, err := s.seen.add(frame); err != nil {
-					return err
+				frames := frameSet{}
+				for _, frame := range m.Frames {
+					if _, err := frames.add(frame); err != nil {
+						return err
+					}
 				}
+				s.frames[sequence] = frames
 			}
-			s.known[sequence] = true
+			s.seen.join(s.frames[sequence])
 		case committed != "":
 			return fmt.Errorf("the archive's batch %s is not the one that Redis knows under its number, %s: "+
 				"this is not the archive of this Redis (--archive-url, --redis-url)", id, committed)
@@ -357,11 +442,12 @@ func some(set map[string]bool) string {
 // anything.
 func (r *restore) step(ctx context.Context, s *shardRestore) (did bool, err error) {
 	if len(s.lost) > 0 && !r.p.DryRun {
-		if !s.begun {
-			if err := r.p.Redis.BeginRestore(ctx, s.shard, r.token); err != nil {
+		if s.token == "" {
+			token := uuid.NewString()
+			if err := r.p.Redis.BeginRestore(ctx, s.shard, token); err != nil {
 				return false, err
 			}
-			s.begun = true
+			s.token = token
 		}
 		if err := r.look(ctx, s); err != nil {
 			return false, err
@@ -435,14 +521,14 @@ func (r *restore) waits(ctx context.Context, s *shardRestore, m *archivefile.Man
 	if lost == 0 || r.p.DryRun {
 		return "", nil
 	}
-	// Whatever the clocks say: what was in the archive at the first look had been
-	// sent before it.
+	// Whatever the clocks say: what the archive had at a look had been sent before
+	// it.
 	from, err := r.newest(ctx, s, m)
 	if err != nil {
 		return "", fmt.Errorf("batch %s can't be restored: %w", m.Batch, err)
 	}
-	if s.first.Before(from) {
-		from = s.first
+	if met := s.met[m.Sequence]; met.Before(from) {
+		from = met
 	}
 	if until := from.Add(r.p.Settle); s.snap.now.Before(until) {
 		return fmt.Sprintf("batch %s: an api may still send some of its %d frames again, until %s (--settle)",
@@ -517,17 +603,18 @@ func (r *restore) batch(ctx context.Context, s *shardRestore, m *archivefile.Man
 		return err
 	}
 	if !r.p.DryRun {
-		err := r.p.Redis.RestoreBatch(ctx, r.token, &vote.RestoredBatch{
+		next := uuid.NewString()
+		err := r.p.Redis.RestoreBatch(ctx, s.token, next, &vote.RestoredBatch{
 			Shard: s.shard, Sequence: m.Sequence, ID: m.Batch, Votes: totals.Votes,
 		})
-		if errors.Is(err, vote.ErrRestoreLost) || errors.Is(err, vote.ErrBatchGone) {
-			err = fmt.Errorf("%w: restore again", err)
+		if errors.Is(err, vote.ErrBatchGone) {
+			err = fmt.Errorf("%w: run tally restore again", err)
 		}
 		if err != nil {
 			return err
 		}
+		s.token, s.restored = next, append(s.restored, m.Sequence)
 	}
-	s.known[m.Sequence] = true
 	r.out.Batches = append(r.out.Batches, done)
 	for poll, votes := range totals.Votes {
 		p := r.polls[poll]

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -388,12 +389,12 @@ type hookedRestorer struct {
 	after  func(error) error
 }
 
-func (h hookedRestorer) RestoreBatch(ctx context.Context, token string, b *vote.RestoredBatch) error {
+func (h hookedRestorer) RestoreBatch(ctx context.Context, token, next string, b *vote.RestoredBatch) error {
 	if h.before != nil {
 		h.before(b)
 	}
 	// A command that was sent is not taken back.
-	err := h.Restorer.RestoreBatch(context.WithoutCancel(ctx), token, b)
+	err := h.Restorer.RestoreBatch(context.WithoutCancel(ctx), token, next, b)
 	if h.after != nil {
 		if lost := h.after(err); lost != nil {
 			return lost
@@ -520,6 +521,197 @@ func TestRestoreOvertaken(t *testing.T) {
 			}
 			r.restore(r.restoring())
 			r.agree()
+		})
+	}
+}
+
+// A failover takes back a batch that was restored, and keeps the token under
+// which the shard was looked at. The restore ends, whether it goes on with
+// another batch, looks again, or is done; the next one does the rest.
+func TestRestoredAndLostAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		// archived are the votes of the batches in the archive, all of which are
+		// lost but the first if it is queued again.
+		queued bool
+		frames []int
+	}{
+		"before another batch": {false, []int{5, 7, 3}},
+		"while one waits":      {true, []int{5, 7}},
+		"at the end":           {false, []int{7}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, "alpha")
+			lose := r.save()
+			for i, n := range c.frames {
+				r.send(0, n)
+				if i == 0 && c.queued {
+					lose = r.save()
+				}
+				r.drain()
+			}
+			r.back(lose)
+			p := r.restoring()
+			hook := hookedRestorer{Restorer: r.store}
+			var back func()
+			done := 0
+			hook.before = func(*vote.RestoredBatch) { back = r.save() }
+			hook.after = func(err error) error {
+				if done++; done == 1 {
+					r.back(back)
+				}
+				return err
+			}
+			p.Redis = hook
+			p.Waiting = func(string) { r.drain() }
+			_, err := Restore(t.Context(), p)
+			if !errors.Is(err, vote.ErrRestoreLost) || !strings.Contains(err.Error(), "Redis has lost it again") ||
+				!strings.Contains(err.Error(), "run tally restore again") {
+				t.Errorf("%v", err)
+			}
+			r.drain()
+			r.restore(r.restoring())
+			r.agree()
+			r.again()
+		})
+	}
+}
+
+// looker is told of a restore's reads of the lists.
+type looker struct {
+	*redisstore.Store
+	before, after func()
+}
+
+func (l *looker) RestoreSnapshot(ctx context.Context, shard int, token string, from [3]int64) (vote.SnapshotPage, string, error) {
+	l.before()
+	defer l.after()
+	return l.Store.RestoreSnapshot(ctx, shard, token, from)
+}
+
+// A frame leaves the lists for a batch, and a failover takes that back between
+// the two reads: it is in neither, and is not lost.
+func TestLookThatAFailoverCrosses(t *testing.T) {
+	r := newRig(t, "alpha")
+	r.send(0, 5)
+	queued := r.save()
+	r.drain()
+	r.back(queued)
+	p := r.restoring()
+	p.Redis = &looker{r.store, func() {
+		queued = r.save()
+		r.drain()
+	}, func() { r.back(queued) }}
+	if out, err := Restore(t.Context(), p); !errors.Is(err, vote.ErrRestoreLost) || len(out.Batches) != 0 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	r.drain()
+	r.restore(r.restoring())
+	r.agree()
+	r.again()
+}
+
+// meddler is a Redis that goes back to an earlier state between any two steps of
+// a restore, while votes come in and are counted and archived.
+type meddler struct {
+	*redisstore.Store
+	r     *rig
+	rand  *rand.Rand
+	saved []func()
+	// backs are how many failovers may still come.
+	backs int
+}
+
+func (m *meddler) keep() { m.saved = append(m.saved, m.r.save()) }
+
+func (m *meddler) meddle() {
+	m.keep()
+	switch n := m.rand.IntN(12); {
+	case n < 2 && m.backs > 0:
+		m.backs--
+		// The last ones are the likely ones.
+		to := max(0, len(m.saved)-1-m.rand.IntN(1+m.rand.IntN(len(m.saved))))
+		m.r.back(m.saved[to])
+		m.saved = m.saved[:to+1]
+	case n == 2:
+		m.r.send(m.rand.IntN(shards), 1+m.rand.IntN(9))
+	case n == 3:
+		m.r.countAll()
+	case n == 4:
+		m.r.archiveAll(1 + m.rand.Int64N(20))
+	case n == 5:
+		m.r.countAll()
+		m.keep()
+		m.r.archiveAll(1 + m.rand.Int64N(20))
+	default:
+		return
+	}
+	m.keep()
+}
+
+func (m *meddler) BeginRestore(ctx context.Context, shard int, token string) error {
+	defer m.meddle()
+	return m.Store.BeginRestore(ctx, shard, token)
+}
+
+func (m *meddler) CountBatches(ctx context.Context, shard int) (int64, error) {
+	defer m.meddle()
+	return m.Store.CountBatches(ctx, shard)
+}
+
+func (m *meddler) RestoreSnapshot(ctx context.Context, shard int, token string, from [3]int64) (vote.SnapshotPage, string, error) {
+	defer m.meddle()
+	return m.Store.RestoreSnapshot(ctx, shard, token, from)
+}
+
+func (m *meddler) RestoreBatches(ctx context.Context, shard int, token string, sequences []uint64) (vote.Batches, string, error) {
+	defer m.meddle()
+	return m.Store.RestoreBatches(ctx, shard, token, sequences)
+}
+
+func (m *meddler) RestoreBatch(ctx context.Context, token, next string, b *vote.RestoredBatch) error {
+	defer m.meddle()
+	err := m.Store.RestoreBatch(ctx, token, next, b)
+	if err != nil || m.rand.IntN(4) > 0 {
+		return err
+	}
+	// The reply is lost, and the client asks again.
+	m.meddle()
+	if m.rand.IntN(4) == 0 {
+		m.r.must(m.Store.BeginRestore(ctx, b.Shard, "another"))
+	}
+	return m.Store.RestoreBatch(ctx, token, next, b)
+}
+
+// Whatever a restore met with, one more makes Redis and the archive agree.
+func TestRestoreAnyFailover(t *testing.T) {
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := newRig(t, "alpha", "beta")
+			m := &meddler{Store: r.store, r: r, rand: rand.New(rand.NewPCG(seed, 0)), backs: 4} //nolint:gosec // the same again
+			m.keep()
+			for range 5 {
+				for shard := range shards {
+					r.send(shard, 1+m.rand.IntN(9))
+				}
+				m.keep()
+				r.countAll()
+				m.keep()
+				r.archiveAll(1 + m.rand.Int64N(12))
+				m.keep()
+			}
+			to := m.rand.IntN(len(m.saved) / 2)
+			r.back(m.saved[to])
+			m.saved = m.saved[:to+1]
+			for range 2 {
+				p := r.restoring()
+				p.Redis = m
+				out, err := Restore(t.Context(), p)
+				t.Logf("%d batches, %v", len(out.Batches), err)
+			}
+			r.drain()
+			r.restore(r.restoring())
+			r.agree()
+			r.again()
 		})
 	}
 }

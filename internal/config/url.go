@@ -142,7 +142,8 @@ func parseRedisURL(text string) (RedisURL, error) {
 func (p redisParts) checkHosts() error {
 	if p.scheme == "unix" {
 		// In unix://data/redis.sock the path is relative.
-		if len(p.path) < 2 || strings.Contains(p.hosts, ":") {
+		_, err := url.PathUnescape(p.hosts)
+		if err != nil || len(p.path) < 2 || strings.Contains(p.hosts, ":") {
 			return errUnix
 		}
 		return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -105,6 +106,29 @@ func TestRepeatedSignalsChangeNothing(t *testing.T) {
 	})
 }
 
+// A panic in a goroutine that nobody guards ends the process at once, and not
+// with 0: whoever started it starts it again. (This test runs itself again.)
+func TestPanicInAGoroutine(t *testing.T) {
+	const asked = "PAREDAO_TEST_PANIC"
+	if os.Getenv(asked) != "" {
+		os.Exit(Main("api", func(ctx context.Context) error {
+			go func() { panic("oh") }()
+			<-ctx.Done() // never
+			return nil
+		}))
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPanicInAGoroutine$")
+	cmd.Env = append(os.Environ(), asked+"=1")
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	assert.Positive(t, exit.ExitCode(), "%s", out)
+	assert.Contains(t, string(out), "panic: oh")
+	assert.Contains(t, string(out), "main_test.go", "the stack")
+}
+
+// A panic of run itself, or of a part, is an error like others: what else runs is
+// stopped in order.
 func TestPanicInMain(t *testing.T) {
 	var stderr output
 	code := runMain("api", &stderr, nil, func(context.Context) error { panic("oh") })

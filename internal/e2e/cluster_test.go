@@ -136,19 +136,21 @@ func TestClusterFailover(t *testing.T) {
 			all := acked(t, l)
 			// With ack-replicas there is no service until the replica is there again.
 			for shard, f := range []struct {
-				name        string
-				fault, mend func(slot int, master *lab.Redis) error
+				name  string
+				fault func(slot int, master *lab.Redis) (gone time.Time, err error)
+				mend  func(slot int, master *lab.Redis) error
 			}{
-				{"is killed", func(slot int, _ *lab.Redis) error {
+				{"is killed", func(slot int, _ *lab.Redis) (time.Time, error) {
 					_, err := redis.KillMaster(t.Context(), slot)
-					return err
+					return time.Now(), err
 				}, func(_ int, old *lab.Redis) error { return old.Start(t.Context()) }},
-				{"stands still", func(_ int, master *lab.Redis) error {
-					return master.Signal(syscall.SIGSTOP)
+				{"stands still", func(_ int, master *lab.Redis) (time.Time, error) {
+					err := master.Pause(t.Context())
+					return time.Now(), err
 				}, func(_ int, old *lab.Redis) error { return old.Signal(syscall.SIGCONT) }},
-				{"hands over", func(slot int, _ *lab.Redis) error {
+				{"hands over", func(slot int, _ *lab.Redis) (time.Time, error) {
 					_, err := redis.Failover(t.Context(), slot)
-					return err
+					return time.Time{}, err // it loses nothing
 				}, func(int, *lab.Redis) error { return nil }},
 			} {
 				slot := slotOf(t, redis, shard)
@@ -157,10 +159,12 @@ func TestClusterFailover(t *testing.T) {
 				master, err := redis.MasterOf(t.Context(), slot)
 				require.NoError(t, err)
 				w.reset()
-				s.lossy(l, all, "a master "+f.name, func() {
-					require.NoError(t, f.fault(slot, master))
-					_, err := redis.Promoted(t.Context(), slot, master)
+				s.lossy(l, all, "a master "+f.name, func() time.Time {
+					gone, err := f.fault(slot, master)
 					require.NoError(t, err)
+					_, err = redis.Promoted(t.Context(), slot, master)
+					require.NoError(t, err)
+					return gone
 				}, func() {
 					require.NoError(t, f.mend(slot, master))
 					require.NoError(t, redis.Settled(t.Context()))

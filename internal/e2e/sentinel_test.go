@@ -62,14 +62,21 @@ func (s *manyServers) start(name string, args ...string) *testkit.Process {
 	return p
 }
 
+// replicaLag is how much earlier than a fault votes may be that no replica has:
+// replicas acknowledge once a second.
+const replicaLag = time.Second
+
 // lossy runs a fault in which acknowledged votes may be lost, then what mends
-// it, and says how long the service stood still.
-func (s *manyServers) lossy(l *load, w *stopwatch, what string, fault func(), mend ...func()) {
+// it, and says how long the service stood still. The fault returns when the old
+// server could acknowledge no more votes that the new one lacks; the zero time:
+// none may be lost.
+func (s *manyServers) lossy(l *load, w *stopwatch, what string, fault func() (gone time.Time), mend ...func()) {
 	s.t.Helper()
 	w.reset()
-	from := time.Now()
-	fault()
-	s.windows = append(s.windows, ledger.LossWindow{From: from, To: time.Now()})
+	from := time.Now().Add(-replicaLag)
+	if gone := fault(); !gone.IsZero() {
+		s.windows = append(s.windows, ledger.LossWindow{From: from, To: gone})
+	}
 	for _, f := range mend {
 		f()
 	}
@@ -215,12 +222,14 @@ func TestSentinelFailover(t *testing.T) {
 			for range 2 {
 				after(faultTime() / 4)
 				var old *lab.Redis
-				s.lossy(l, w, "the primary is killed", func() {
+				s.lossy(l, w, "the primary is killed", func() time.Time {
 					var err error
 					old, err = redis.KillMaster(t.Context())
+					gone := time.Now()
 					require.NoError(t, err)
 					_, err = redis.Promoted(t.Context(), old)
 					require.NoError(t, err)
+					return gone
 				})
 				// It takes itself for the primary until Sentinel tells it otherwise;
 				// nobody may believe it.
@@ -230,12 +239,16 @@ func TestSentinelFailover(t *testing.T) {
 				require.Less(t, w.longest(), longestStop)
 			}
 			after(faultTime() / 4)
-			s.lossy(l, w, "a planned failover", func() {
+			s.lossy(l, w, "a planned failover", func() time.Time {
 				old, err := redis.Master(t.Context())
 				require.NoError(t, err)
 				require.NoError(t, redis.Failover(t.Context(), replicas > 0))
+				// It goes on until it is told.
+				require.NoError(t, redis.Demoted(t.Context(), old))
+				gone := time.Now()
 				_, err = redis.Promoted(t.Context(), old)
 				require.NoError(t, err)
+				return gone
 			})
 			require.NoError(t, redis.Settled(t.Context()))
 			after(faultTime() / 4)
@@ -256,11 +269,13 @@ func TestSentinelHangs(t *testing.T) {
 	w := acked(t, l)
 	old, err := redis.Master(t.Context())
 	require.NoError(t, err)
-	s.lossy(l, w, "primary and sentinel stand still", func() {
+	s.lossy(l, w, "primary and sentinel stand still", func() time.Time {
 		require.NoError(t, redis.SignalSentinel(0, syscall.SIGSTOP))
-		require.NoError(t, old.Signal(syscall.SIGSTOP))
+		require.NoError(t, old.Pause(t.Context()))
+		gone := time.Now()
 		_, err := redis.Promoted(t.Context(), old)
 		require.NoError(t, err)
+		return gone
 	})
 	counted := consumer.Metric("paredao_votes_counted_total")
 	begun := time.Now()

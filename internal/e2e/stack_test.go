@@ -107,6 +107,7 @@ func (s *stack) load(rate float64, apis ...*testkit.Process) *load {
 		{Poll: openPoll, Option: "ana"}, {Poll: openPoll, Option: "bruno"}, {Poll: openPoll, Option: "carla"},
 		{Poll: openPoll, Option: "nobody"}, {Poll: shutPoll, Option: "ana"},
 	}
+	refuse := choices[3:]
 	source, err := ledger.Draw([]int{50, 30, 16, 2, 2}, 0, 1)
 	require.NoError(s.t, err)
 	var urls []string
@@ -114,7 +115,7 @@ func (s *stack) load(rate float64, apis ...*testkit.Process) *load {
 		urls = append(urls, api.Ready().URL())
 	}
 	client, err := ledger.NewClient(ledger.Params{
-		URLs: urls, Choices: choices, Source: source, Connections: 64, Rate: rate, Keyless: 0.4,
+		URLs: urls, Choices: choices, Refuse: refuse, Source: source, Connections: 64, Rate: rate, Keyless: 0.4,
 		Timeout: time.Minute, Patience: 2 * time.Minute,
 	})
 	require.NoError(s.t, err)
@@ -142,7 +143,8 @@ func (s *stack) grow(l *load, n int64) {
 }
 
 // judge ends the load and has the ledger judged. It wants acknowledged and
-// refused votes, since without any a judgement says nothing.
+// refused votes, since without any a judgement says nothing. (That only those
+// were refused which had to be, the judge sees itself.)
 func (s *stack) judge(l *load) *ledger.Result {
 	s.t.Helper()
 	l.end()

@@ -17,8 +17,11 @@
 //
 // What may fail: Redis may be away, full, or slow. Then the waiters get
 // vote.ErrUnavailable at the end of the batch's time, or vote.ErrOverloaded at
-// once, and the flusher goes on with the next batch. A frame that was given up
-// may have been enqueued, which is what those errors say; or its command may
-// still be under way, and then it comes too late to do anything: Redis has seen
-// a higher sequence number by then, or sees this one for the first time, once.
+// once, and the flusher goes on with the next batch. ErrOverloaded says that the
+// frame was not taken, so a frame of which an attempt has failed in another way
+// is tried until its time is up, also by a Redis that is full: it can't say any
+// more what became of the first attempt. A frame that was given up may have been
+// enqueued, which is what ErrUnavailable says; or its command may still be under
+// way, and then it comes too late to do anything: Redis has seen a higher
+// sequence number by then, or sees this one for the first time, once.
 package enqueue

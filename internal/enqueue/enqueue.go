@@ -21,8 +21,10 @@ type Queue interface {
 	// Register makes the record by which Redis tells repeated frames.
 	Register(ctx context.Context, shard int, flusher string) error
 	// Enqueue puts a batch on the queue, once for each batch id.
+	// vote.ErrOverloaded says that this call did nothing; earlier ones may have.
 	Enqueue(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, error)
-	// HasRoom tells whether there is memory left for more votes.
+	// HasRoom tells whether there is memory left for more votes, or fails when
+	// no one can say.
 	HasRoom(ctx context.Context) (bool, error)
 }
 
@@ -125,11 +127,19 @@ func (c *Committer) watchMemory(ctx context.Context) {
 		c.sent.Store(0)
 		room, err := c.p.Queue.HasRoom(ctx)
 		if err != nil {
-			continue // the flushers report an outage
+			continue // Redis is away, and takes no votes; the flushers report that
 		}
 		if was := c.full.Swap(!room); was == room {
 			c.p.Log.Warn("Redis's memory", "room_for_votes", room)
 		}
+	}
+}
+
+// lookNow asks for a look at Redis's memory, if none is about to come.
+func (c *Committer) lookNow() {
+	select {
+	case c.look <- struct{}{}:
+	default:
 	}
 }
 
@@ -150,7 +160,7 @@ func (c *Committer) Overloaded() error {
 // are. optionsKey is that of the definition the vote was checked against. key
 // may be nil.
 //
-// Errors: vote.ErrOverloaded (refused at once), vote.ErrUnavailable (may or may
+// Errors: vote.ErrOverloaded (refused, not taken), vote.ErrUnavailable (may or may
 // not have been taken), vote.ErrPollNotFound, ErrPollNotOpen, ErrPollClosed,
 // ErrKeyReused.
 func (c *Committer) Submit(v *vote.Vote, optionsKey string, key *vote.IdempotencyKey) (vote.Receipt, error) {
@@ -384,12 +394,12 @@ func (f *flusher) flush(b *batch) {
 		Votes: b.votes, Polls: b.polls, Keyed: b.keyed, Body: f.body,
 	}
 	start := time.Now()
-	if c := f.c; c.sent.Add(int64(len(f.body)+keyedBytes*len(b.keyed))) > lookBytes {
-		select {
-		case c.look <- struct{}{}:
-		default:
-		}
+	if f.c.sent.Add(int64(len(f.body)+keyedBytes*len(b.keyed))) > lookBytes {
+		f.c.lookNow()
 	}
+	// unknown: an attempt may have been taken whose answer is not known. A Redis
+	// that is full can't tell any more, so then it refuses nothing.
+	unknown := false
 	for wait := 5 * time.Millisecond; !b.finished(); wait = min(2*wait, 250*time.Millisecond) {
 		out, err := f.send(ctx, &frame)
 		f.c.p.Outage(err)
@@ -399,10 +409,13 @@ func (f *flusher) flush(b *batch) {
 			b.finish(out, nil)
 			return
 		}
-		if errors.Is(err, vote.ErrOverloaded) {
+		full := errors.Is(err, vote.ErrOverloaded)
+		if full && !unknown {
 			b.finish(vote.BatchOutcome{}, err)
 			return
 		}
+		// Without a record of the flusher nothing was sent, or nothing was done.
+		unknown = unknown || f.registered && !full
 		f.failing.Store(true)
 		select {
 		case <-b.done:

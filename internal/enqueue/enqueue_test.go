@@ -459,7 +459,9 @@ func TestMemoryGate(t *testing.T) {
 	w := memory()
 	var answer atomic.Value
 	answer.Store("room")
+	var looks atomic.Int64
 	w.hasRoom = func() (bool, error) {
+		looks.Add(1)
 		switch answer.Load() {
 		case "full":
 			return false, nil
@@ -476,8 +478,13 @@ func TestMemoryGate(t *testing.T) {
 	require.NoError(t, submit())
 	answer.Store("full")
 	testkit.Eventually(t, "votes are refused", func() bool { return errors.Is(submit(), vote.ErrOverloaded) })
+	// Not one server answers: none takes votes either, and what was last known
+	// stands. (Of a cluster those decide that answer.)
 	answer.Store("away")
-	require.ErrorIs(t, submit(), vote.ErrOverloaded)
+	for before := looks.Load(); looks.Load() < before+2; {
+		require.ErrorIs(t, submit(), vote.ErrOverloaded)
+		c.lookNow()
+	}
 	answer.Store("room")
 	testkit.Eventually(t, "votes are taken", func() bool { return submit() == nil })
 }
@@ -496,6 +503,87 @@ func TestRedisIsFull(t *testing.T) {
 	testkit.Eventually(t, "votes are taken again", func() bool {
 		_, err := c.Submit(ballot("p", "a"), optionsKey, nil)
 		return err == nil
+	})
+	assert.Len(t, r.stored(), 2)
+}
+
+// An attempt whose fate is not known, and then a Redis that has no memory, so
+// that the script can't say what became of it: the vote may have been taken, and
+// its voter must not hear that it was not.
+func TestFullAfterALostReply(t *testing.T) {
+	lost := errors.New("the reply was lost")
+	for name, tt := range map[string]struct {
+		// answers are those to the attempts; the last one stays.
+		answers []error
+		room    bool // in the end
+		want    error
+	}{
+		"full at once":                {[]error{vote.ErrOverloaded}, false, vote.ErrOverloaded},
+		"lost, then full":             {[]error{lost, vote.ErrOverloaded}, false, vote.ErrUnavailable},
+		"lost, full, then room":       {[]error{lost, vote.ErrOverloaded, vote.ErrOverloaded}, true, nil},
+		"the record gone, then full":  {[]error{vote.ErrFlusherLost, vote.ErrOverloaded}, false, vote.ErrOverloaded},
+		"lost, the record gone, full": {[]error{lost, vote.ErrFlusherLost, vote.ErrOverloaded}, false, vote.ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := memory()
+			n := 0
+			w.enqueue = func(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, error) {
+				n++
+				if n > len(tt.answers) && tt.room {
+					return accept(ctx, b)
+				}
+				return vote.BatchOutcome{}, tt.answers[min(n, len(tt.answers))-1]
+			}
+			c, stop := run(t, w, func(p *Params) { p.Timeout = 300 * time.Millisecond })
+			_, err := c.Submit(ballot("p", "a"), optionsKey, nil)
+			require.ErrorIs(t, err, tt.want)
+			if !errors.Is(tt.want, vote.ErrOverloaded) {
+				require.NotErrorIs(t, err, vote.ErrOverloaded)
+			}
+			stop()
+			if errors.Is(tt.want, vote.ErrUnavailable) {
+				assert.Greater(t, n, len(tt.answers), "it is tried until the time is up")
+			}
+		})
+	}
+	t.Run("no record can be made", func(t *testing.T) {
+		w := memory()
+		w.register = func(int, string) error { return vote.ErrOverloaded }
+		c, _ := run(t, w)
+		_, err := c.Submit(ballot("p", "a"), optionsKey, nil)
+		require.ErrorIs(t, err, vote.ErrOverloaded)
+	})
+}
+
+// The same with a Redis. Its client must not repeat the script by itself: then
+// the lost reply would be hidden behind the OOM of the second attempt.
+func TestFullAfterALostReplyOnTheWire(t *testing.T) {
+	r := newRedis(t, 1)
+	proxy := testkit.NewProxy(t, r.server.Addr())
+	c, _ := run(t, r.open(proxy.URL()).Queue(10*time.Minute, 0, time.Second), func(p *Params) {
+		p.Timeout = time.Second
+	})
+	_, err := c.Submit(ballot("p", "a"), optionsKey, nil)
+	require.NoError(t, err)
+	ctx := context.Background()
+	proxy.DropReplies(1)
+	k := key("k")
+	v := ballot("p", "a")
+	told := make(chan error, 1)
+	go func() {
+		_, err := c.Submit(v, optionsKey, k)
+		told <- err
+	}()
+	testkit.Eventually(t, "the frame is there", func() bool { return len(r.elements(0)) == 2 })
+	require.NoError(t, r.rdb.ConfigSet(ctx, "maxmemory", "1mb").Err())
+	proxy.DropReplies(0)
+	err = <-told
+	require.ErrorIs(t, err, vote.ErrUnavailable)
+	require.NotErrorIs(t, err, vote.ErrOverloaded)
+	require.NoError(t, r.rdb.ConfigSet(ctx, "maxmemory", "0").Err())
+	testkit.Eventually(t, "the voter's repeat finds it", func() bool {
+		again, err := c.Submit(ballot("p", "a"), optionsKey, k)
+		return err == nil && again.ID == v.ID && again.Replayed
 	})
 	assert.Len(t, r.stored(), 2)
 }

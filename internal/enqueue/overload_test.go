@@ -42,9 +42,10 @@ func TestLate(t *testing.T) {
 }
 
 // Redis takes some time for each frame, and far more votes come than it can
-// take: no vote waits in vain until its time is up, the excess hears it at once.
+// take: no vote waits in vain until its time is up, the excess hears it at once,
+// while the votes before it still wait.
 func TestSlowRedisRefusesAtOnce(t *testing.T) {
-	const timeout = 4 * time.Second
+	const timeout, votes = 4 * time.Second, 100
 	w := memory()
 	w.enqueue = func(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, error) {
 		<-time.After(timeout / 16)
@@ -56,23 +57,40 @@ func TestSlowRedisRefusesAtOnce(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var taken, refused atomic.Int64
+	var longest, slowest atomic.Int64 // of the votes that were taken, and of the refusals
+	atRefusal := make([]int64, votes) // how many had been taken when it came
 	var wg sync.WaitGroup
-	for range 20 * vote.MaxFrameVotes {
+	for i := range votes {
 		wg.Go(func() {
-			_, err := c.Submit(ballot("p", "a"), optionsKey, nil)
+			began := time.Now()
+			// Checked against a definition of its own, each is a frame of its own.
+			_, err := c.Submit(ballot("p", "a"), fmt.Sprint(i), nil)
+			took := int64(time.Since(began))
 			if err != nil {
 				assert.ErrorIs(t, err, vote.ErrOverloaded)
-				refused.Add(1)
+				atRefusal[refused.Add(1)-1] = taken.Load()
+				raise(&slowest, took)
 				return
 			}
 			taken.Add(1)
+			raise(&longest, took)
 		})
 	}
 	wg.Wait()
 	assert.Positive(t, refused.Load())
-	assert.GreaterOrEqual(t, taken.Load(), int64(vote.MaxFrameVotes))
+	assert.GreaterOrEqual(t, taken.Load(), int64(2))
+	for _, n := range atRefusal[:refused.Load()] {
+		assert.Less(t, n, taken.Load(), "a refusal came after all the votes before it")
+	}
+	assert.Less(t, slowest.Load(), longest.Load(), "a refusal took as long as a vote that was taken")
 	_, err := c.Submit(ballot("p", "a"), optionsKey, nil)
 	require.NoError(t, err)
+}
+
+// raise makes n the greater of the two.
+func raise(n *atomic.Int64, to int64) {
+	for was := n.Load(); was < to && !n.CompareAndSwap(was, to); was = n.Load() {
+	}
 }
 
 // Much is sent within a second: Redis's memory is looked at before the second

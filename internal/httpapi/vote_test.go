@@ -2,6 +2,7 @@ package httpapi_test
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"strings"
@@ -492,7 +493,7 @@ func TestBorrowedStrings(t *testing.T) {
 			poll := []string{"poll-one", "poll-two"}[(n+i)%2]
 			d := vote.NewIdempotencyKey(poll, fmt.Sprintf("key-%04d-%04d", n, i))
 			shard := (int(d[0])<<8 | int(d[1])) % 2
-			got, err := s.rdb.Exists(ctx, fmt.Sprintf("idem:{%d}:%x", shard, d[:])).Result()
+			got, err := s.rdb.Exists(ctx, fmt.Sprintf("idem:{%d}:%s", shard, base64.RawURLEncoding.EncodeToString(d[:]))).Result()
 			require.NoError(t, err)
 			require.EqualValues(t, 1, got)
 		}

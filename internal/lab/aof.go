@@ -97,9 +97,30 @@ func newestIncrement(dir string) (file string, size int64, err error) {
 	return file, info.Size(), nil
 }
 
+// Grown is the last moment by which the file has all that had been answered:
+// when it was first seen as long as it is now. (While the disk is busy Redis
+// answers writes that it has yet to write.)
+func (a *AOF) Grown() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.samples) == 0 {
+		return time.Now().Add(-aofRemember)
+	}
+	return a.since(len(a.samples) - 1)
+}
+
+// since is when the file was first seen as long as in a sample. The lock is the
+// caller's.
+func (a *AOF) since(i int) time.Time {
+	for i > 0 && a.samples[i-1].file == a.samples[i].file && a.samples[i-1].size == a.samples[i].size {
+		i--
+	}
+	return a.samples[i].at
+}
+
 // CutBack takes away what was written after a time, as near as the samples
-// tell, of a Redis that does not run. It returns from when on writes are gone,
-// and how many bytes.
+// tell, of a Redis that does not run. It returns from when on writes are gone:
+// when the file was first seen as long as it is afterwards; and how many bytes.
 func (a *AOF) CutBack(after time.Time) (from time.Time, gone int64, err error) {
 	file, size, err := newestIncrement(a.dir)
 	if err != nil {
@@ -110,9 +131,9 @@ func (a *AOF) CutBack(after time.Time) (from time.Time, gone int64, err error) {
 	// A file that is younger than that was empty then.
 	from = after
 	var keep int64
-	for _, s := range a.samples {
+	for i, s := range a.samples {
 		if s.file == file && !s.at.After(after) {
-			from, keep = s.at, s.size
+			from, keep = a.since(i), s.size
 		}
 	}
 	a.samples = nil

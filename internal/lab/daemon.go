@@ -25,6 +25,8 @@ type Daemon struct {
 	// more are the arguments that Restart added.
 	more []string
 	run  *child.Child
+	// ended says that the end of run was asked for.
+	ended bool
 	// past are the runs before Restart; only the newest are kept.
 	past []*child.Child
 }
@@ -67,12 +69,39 @@ func (d *Daemon) Running() bool {
 // Log is what the newest run has printed.
 func (d *Daemon) Log() *child.Log { return d.current().Log() }
 
+// Died tells whether the newest run has ended, though nobody asked for that.
+func (d *Daemon) Died() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.run.Done():
+		return !d.ended
+	default:
+		return false
+	}
+}
+
+// ExitCode is the newest run's; -1 while it runs, or after a signal.
+func (d *Daemon) ExitCode() int { return d.current().ExitCode() }
+
 // Kill ends the process as kill -9 does.
-func (d *Daemon) Kill() { d.current().Kill() }
+func (d *Daemon) Kill() { d.ending().Kill() }
+
+// ending is the newest run, whose end is asked for, unless it has died before.
+func (d *Daemon) ending() *child.Child {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.run.Done():
+	default:
+		d.ended = true
+	}
+	return d.run
+}
 
 // Term sends SIGTERM and returns the exit code. When ctx is done before the
 // process has ended, it is killed and the error says so.
-func (d *Daemon) Term(ctx context.Context) (int, error) { return d.current().Term(ctx) }
+func (d *Daemon) Term(ctx context.Context) (int, error) { return d.ending().Term(ctx) }
 
 // Signal sends a signal; that the process has ended is no error.
 func (d *Daemon) Signal(s syscall.Signal) error { return d.current().Signal(s) }
@@ -107,7 +136,7 @@ func (d *Daemon) Restart(more ...string) error {
 	if d.past = append(d.past, d.run); len(d.past) > keep {
 		d.past = d.past[1:]
 	}
-	d.run = run
+	d.run, d.ended = run, false
 	return nil
 }
 
@@ -117,17 +146,22 @@ func (d *Daemon) Stop(ctx context.Context) error {
 	if err := run.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
+	if err := standStill(ctx, run.Pid()); err != nil {
+		return fmt.Errorf("stop %s: %w", run.Name(), err)
+	}
+	return nil
+}
+
+// standStill waits until a process that was sent SIGSTOP stands still.
+func standStill(ctx context.Context, pid int) error {
 	for {
-		state, _, err := procStat(run.Pid())
-		if err != nil {
-			return fmt.Errorf("stop %s: %w", run.Name(), err)
-		}
-		if state == "T" {
-			return nil
+		state, _, err := procStat(pid)
+		if err != nil || state == "T" {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not stand still: %w", run.Name(), ctx.Err())
+			return fmt.Errorf("it does not stand still: %w", ctx.Err())
 		case <-time.After(time.Millisecond):
 		}
 	}

@@ -66,6 +66,21 @@ func (r *Redis) Pid() int {
 	return r.cmd.Process.Pid
 }
 
+// Running tells whether the server has been started and has not ended.
+func (r *Redis) Running() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cmd == nil {
+		return false
+	}
+	select {
+	case <-r.done:
+		return false
+	default:
+		return true
+	}
+}
+
 // Kill ends the server as kill -9 does, and returns when it is gone.
 func (r *Redis) Kill() { r.end(syscall.SIGKILL) }
 
@@ -93,6 +108,14 @@ func (r *Redis) Signal(sig syscall.Signal) error {
 	return r.cmd.Process.Signal(sig)
 }
 
+// Pause stops the server as SIGSTOP does, and returns once it stands still.
+func (r *Redis) Pause(ctx context.Context) error {
+	if err := r.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	return standStill(ctx, r.Pid())
+}
+
 // Start starts the server again after Kill, with the same files and port, and
 // returns when it answers with its data.
 func (r *Redis) Start(ctx context.Context) error {
@@ -116,6 +139,7 @@ func (r *Redis) Launch() error {
 		"--port", strconv.Itoa(r.Port), "--bind", "127.0.0.1", "--dir", r.Dir,
 		"--save", "", "--loglevel", "warning", "--logfile", filepath.Join(r.Dir, "redis.log"),
 		"--maxmemory-policy", "noeviction", "--enable-debug-command", "yes",
+		"--enable-protected-configs", "yes", // dbfilename
 	}, r.args...)
 	cmd := exec.Command(bin, args...)
 	cmd.Env = append(cmd.Environ(), r.env...)

@@ -226,6 +226,24 @@ func (s *Sentinel) Promoted(ctx context.Context, old *Redis) (*Redis, error) {
 	return master, err
 }
 
+// Demoted waits until a server that was the primary takes no more writes: it is
+// a replica, or has none left where min-replicas-to-write asks for one. (That it
+// is a replica it is told eight seconds after its clients are.)
+func (s *Sentinel) Demoted(ctx context.Context, old *Redis) error {
+	c := redis.NewClient(&redis.Options{Addr: old.Addr(), MaxRetries: -1, ReadTimeout: time.Second})
+	defer func() { _ = c.Close() }()
+	return untilEvery(ctx, 2*time.Millisecond, "the old primary takes no writes", func(ctx context.Context) error {
+		err := c.Set(ctx, "lab:probe", 1, time.Millisecond).Err()
+		switch {
+		case err == nil:
+			return errors.New("it does")
+		case strings.HasPrefix(err.Error(), "READONLY"), strings.HasPrefix(err.Error(), "NOREPLICAS"):
+			return nil
+		}
+		return err
+	})
+}
+
 // Settled waits until every server runs, all but one as replicas that are in
 // step, and all sentinels know it.
 func (s *Sentinel) Settled(ctx context.Context) error {
@@ -348,6 +366,10 @@ const settlePatience = 2 * time.Minute
 
 // until tries until there is no error. It waits for a state, never for a time.
 func until(ctx context.Context, what string, try func(context.Context) error) error {
+	return untilEvery(ctx, 20*time.Millisecond, what, try)
+}
+
+func untilEvery(ctx context.Context, every time.Duration, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, settlePatience)
 	defer cancel()
 	for {
@@ -361,7 +383,7 @@ func until(ctx context.Context, what string, try func(context.Context) error) er
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s: %w: %w", what, err, ctx.Err())
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(every):
 		}
 	}
 }

@@ -27,7 +27,12 @@ type Params struct {
 	URLs []string
 	// Choices are what Source chooses from, each at most once.
 	Choices []Choice
-	Source  Source
+	// Refuse are those of the Choices that must be refused, Either those that may
+	// be taken or refused, as when their poll closes while votes are posted. All
+	// others must never be refused: a pipeline that turns away good votes, or
+	// takes others, may have books that agree.
+	Refuse, Either []Choice
+	Source         Source
 	// Connections is how many votes may be in the air at one time, one on each.
 	Connections int
 	// Keyless is the share of votes, from 0 to 1, that have no Idempotency-Key.
@@ -75,6 +80,13 @@ func NewClient(p Params) (*Client, error) {
 		}
 		if slices.Contains(p.Choices[:i], ch) {
 			return nil, fmt.Errorf("%s stands twice", ch)
+		}
+	}
+	for want, of := range map[expectation][]Choice{mustRefuse: p.Refuse, mayRefuse: p.Either} {
+		for _, ch := range of {
+			if !c.record.expect(ch, want) {
+				return nil, fmt.Errorf("%s is expected to be something else already, or is no choice", ch)
+			}
 		}
 	}
 	if p.Source == nil || p.Connections < 1 || p.Timeout <= 0 || p.Rate < 0 || p.Keyless < 0 || p.Keyless > 1 {
@@ -197,7 +209,7 @@ func (c *Client) attempt(cn *conn, choice int, key string) bool {
 		if a.poll != want.Poll || a.option != want.Option {
 			c.record.addWrong(fmt.Sprintf("a vote for %s was acknowledged as %s/%s, id %s", want, a.poll, a.option, a.id))
 		}
-		c.record.addAcked(choice, a.id, a.replayed)
+		c.record.addAcked(choice, a.id, a.replayed, a.at)
 		return true
 	}
 	c.record.addAnswer(strconv.Itoa(a.status) + " " + a.code)
@@ -208,8 +220,9 @@ func (c *Client) attempt(cn *conn, choice int, key string) bool {
 	return false
 }
 
-// refusal tells whether a status says that the vote was not taken. 408 says
-// only that the request did not arrive whole.
+// refusal tells whether a status says that the vote is not to be had. 408 says
+// only that the request did not arrive whole, and 429 that it came too early;
+// both may come of good votes.
 func refusal(status int) bool {
-	return status >= 400 && status < 500 && status != http.StatusRequestTimeout
+	return status >= 400 && status < 500 && status != http.StatusRequestTimeout && status != http.StatusTooManyRequests
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
@@ -21,6 +22,7 @@ type scripted struct {
 	mu       sync.Mutex
 	attempts map[string]int
 	bodies   map[string]map[string]bool // by key
+	wrong    []string                   // user agents that should be others
 	keyless  bool                       // requests without a key are fine
 	answer   func(w http.ResponseWriter, r *http.Request, attempt int)
 }
@@ -36,6 +38,13 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.mu.Lock()
+	want := keyedAgent
+	if r.Header.Get("Idempotency-Key") == "" {
+		want = keylessAgent
+	}
+	if r.UserAgent() != want {
+		s.wrong = append(s.wrong, r.UserAgent())
+	}
 	s.attempts[key]++
 	attempt := s.attempts[key]
 	if s.bodies[key] == nil {
@@ -75,6 +84,7 @@ func post(t *testing.T, total int64, change func(*Params), answer func(w http.Re
 	c, err := NewClient(p)
 	require.NoError(t, err)
 	c.Run(t.Context())
+	require.Empty(t, s.wrong)
 	for key, bodies := range s.bodies {
 		_, err := uuid.Parse(key)
 		require.NoError(t, err)
@@ -87,8 +97,32 @@ func TestClientKeepsWhatItWasAnswered(t *testing.T) {
 	c, s := post(t, 100, nil, func(w http.ResponseWriter, _ *http.Request, _ int) { ack(w, "p", "a") })
 	assert.Equal(t, Sums{Sent: 100, Acked: 100}, c.Record().Sums(0))
 	assert.Len(t, s.attempts, 100, "a key for each vote")
-	assert.Len(t, c.Record().sorted(0), 100)
 	assert.Empty(t, c.Record().Answers())
+	receipts := c.Record().sorted(0)
+	require.Len(t, receipts, 100)
+	for _, r := range receipts {
+		assert.LessOrEqual(t, int64(r.at), time.Since(c.record.began).Milliseconds())
+	}
+	assert.IsIncreasing(t, ids(receipts))
+}
+
+func ids(receipts []receipt) (ids []string) {
+	for _, r := range receipts {
+		ids = append(ids, r.id.String())
+	}
+	return ids
+}
+
+// The time of an acknowledgement is that of its receipt, not of the sending.
+func TestClientNotesWhenItWasAnswered(t *testing.T) {
+	const wait = 60 * time.Millisecond
+	c, _ := post(t, 3, nil, func(w http.ResponseWriter, _ *http.Request, _ int) {
+		<-time.After(wait)
+		ack(w, "p", "a")
+	})
+	for _, r := range c.Record().sorted(0) {
+		assert.GreaterOrEqual(t, int64(r.at), wait.Milliseconds())
+	}
 }
 
 func TestClientRepeatsUntilItKnows(t *testing.T) {
@@ -97,6 +131,7 @@ func TestClientRepeatsUntilItKnows(t *testing.T) {
 			refuse(w, http.StatusServiceUnavailable, "queue-unavailable")
 		},
 		"500":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusInternalServerError, "internal") },
+		"429":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusTooManyRequests, "slow-down") },
 		"408":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusRequestTimeout, "request-timeout") },
 		"redirect":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) },
 		"hangs up":       func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
@@ -262,20 +297,30 @@ func TestNewClientRefuses(t *testing.T) {
 			URLs: []string{"http://h:1/base/"}, Choices: []Choice{{"p", "a"}}, Source: source, Connections: 1, Timeout: time.Second,
 		}
 	}
-	_, err := NewClient(good())
+	c, err := NewClient(good())
 	require.NoError(t, err)
+	assert.Equal(t, mustTake, c.record.entries[0].expect)
+	p := good()
+	p.Choices, p.Refuse, p.Either = append(p.Choices, Choice{"p", "b"}, Choice{"q", "a"}), []Choice{{"q", "a"}}, []Choice{{"p", "b"}}
+	c, err = NewClient(p)
+	require.NoError(t, err)
+	assert.Equal(t, mayRefuse, c.record.entries[1].expect)
+	assert.Equal(t, mustRefuse, c.record.entries[2].expect)
 	for name, change := range map[string]func(*Params){
-		"no api":          func(p *Params) { p.URLs = nil },
-		"no URL":          func(p *Params) { p.URLs = []string{"127.0.0.1:8080"} },
-		"another scheme":  func(p *Params) { p.URLs = []string{"ftp://h"} },
-		"a query":         func(p *Params) { p.URLs = []string{"http://h?x"} },
-		"an id":           func(p *Params) { p.Choices = []Choice{{"P", "a"}} },
-		"a choice twice":  func(p *Params) { p.Choices = []Choice{{"p", "a"}, {"p", "a"}} },
-		"no source":       func(p *Params) { p.Source = nil },
-		"no connections":  func(p *Params) { p.Connections = 0 },
-		"no time-out":     func(p *Params) { p.Timeout = 0 },
-		"a share above 1": func(p *Params) { p.Keyless = 1.1 },
-		"a negative rate": func(p *Params) { p.Rate = -1 },
+		"no api":                 func(p *Params) { p.URLs = nil },
+		"no URL":                 func(p *Params) { p.URLs = []string{"127.0.0.1:8080"} },
+		"another scheme":         func(p *Params) { p.URLs = []string{"ftp://h"} },
+		"a query":                func(p *Params) { p.URLs = []string{"http://h?x"} },
+		"an id":                  func(p *Params) { p.Choices = []Choice{{"P", "a"}} },
+		"a choice twice":         func(p *Params) { p.Choices = []Choice{{"p", "a"}, {"p", "a"}} },
+		"refuse what is none":    func(p *Params) { p.Refuse = []Choice{{"p", "b"}} },
+		"either of what is none": func(p *Params) { p.Either = []Choice{{"p", "b"}} },
+		"refuse and either":      func(p *Params) { p.Refuse, p.Either = p.Choices, p.Choices },
+		"no source":              func(p *Params) { p.Source = nil },
+		"no connections":         func(p *Params) { p.Connections = 0 },
+		"no time-out":            func(p *Params) { p.Timeout = 0 },
+		"a share above 1":        func(p *Params) { p.Keyless = 1.1 },
+		"a negative rate":        func(p *Params) { p.Rate = -1 },
 	} {
 		p := good()
 		change(&p)
@@ -289,9 +334,10 @@ func TestRecordIsSmall(t *testing.T) {
 	r := NewRecord([]Choice{{"p", "a"}})
 	perVote := testing.AllocsPerRun(1, func() {
 		for range votes / 2 {
-			r.addAcked(0, uuid.UUID{}, false)
+			r.addAcked(0, uuid.UUID{}, false, r.began)
 		}
 	}) / (votes / 2)
 	// One piece for every 8192 votes, and the list of pieces.
 	assert.Less(t, perVote, 0.001)
+	assert.Equal(t, 20, int(unsafe.Sizeof(receipt{})))
 }

@@ -57,6 +57,13 @@ type conn struct {
 	hangUp func() bool
 }
 
+// The user agents of votes with a key and without: the archive keeps them, so
+// that its rows say which of the two a vote was.
+const (
+	keyedAgent   = "paredao-ledger"
+	keylessAgent = "paredao-ledger-keyless"
+)
+
 // errHungUp says that the client itself closed the connection.
 var errHungUp = errors.New("hung up")
 
@@ -68,6 +75,8 @@ type answer struct {
 	code string
 	id   uuid.UUID
 	poll string
+	// at is when the answer had been received.
+	at time.Time
 	// option is what the acknowledgement says the vote is for.
 	option string
 }
@@ -98,9 +107,13 @@ func (c *conn) exchange(choice Choice, key string) (a answer, keep bool, err err
 		return a, false, fmt.Errorf("deadline: %w", err)
 	}
 	t := c.targets[c.at]
+	agent := keyedAgent
+	if key == "" {
+		agent = keylessAgent
+	}
 	body := len(`{"option":""}`) + len(choice.Option)
 	c.out = append(c.out[:0], "POST "+t.path+"/polls/"+choice.Poll+"/votes HTTP/1.1\r\nHost: "+t.host+
-		"\r\nUser-Agent: paredao-ledger\r\nContent-Type: application/json\r\n"...)
+		"\r\nUser-Agent: "+agent+"\r\nContent-Type: application/json\r\n"...)
 	if key != "" {
 		c.out = append(c.out, "Idempotency-Key: "+key+"\r\n"...)
 	}
@@ -122,7 +135,9 @@ func (c *conn) exchange(choice Choice, key string) (a answer, keep bool, err err
 	if err := errors.Join(err, resp.Body.Close()); err != nil {
 		return a, false, fmt.Errorf("receive: %w", err)
 	}
+	at := time.Now()
 	a, err = parseAnswer(resp, text)
+	a.at = at
 	return a, !resp.Close, err
 }
 

@@ -32,14 +32,22 @@ type Result struct {
 
 	// Lost votes were acked and are not in the archive. Doubled rows are there
 	// once more than they should. Invented rows have an id that was never acked,
-	// also those of refused votes, and are more than the votes that had no
-	// answer. WrongOption rows have another option
-	// than was voted for. LostInWindow votes are lost within a LossWindow.
+	// also those of refused votes and the twins of acked ones, and are more than
+	// the votes that had no answer, those with a key and those without apart.
+	// WrongOption rows have another option than was voted for. LostInWindow
+	// votes are lost within a LossWindow.
 	Lost         int64 `json:"lost"`
 	LostInWindow int64 `json:"lost_in_window"`
 	Doubled      int64 `json:"doubled"`
 	Invented     int64 `json:"invented"`
 	WrongOption  int64 `json:"wrong_option"`
+	// WronglyRefused votes should have been taken, WronglyTaken ones refused.
+	WronglyRefused int64 `json:"wrongly_refused"`
+	WronglyTaken   int64 `json:"wrongly_taken"`
+	// LossCoverage is the share, from 0 to 1, of the time from the first
+	// acknowledgement to the last in which votes may be lost, with the margins: in
+	// the rest of it none may. At 1 the judgement says nothing of lost votes.
+	LossCoverage float64 `json:"loss_coverage"`
 	// Undercounted and Overcounted sum up by how much the tallies differ from
 	// the acked votes, and those without an answer that are in the archive.
 	Undercounted int64 `json:"undercounted"`
@@ -70,21 +78,8 @@ type OptionResult struct {
 	Sums
 	Counted      int64 `json:"counted"`
 	Archived     int64 `json:"archived"`
+	Taken        int64 `json:"taken"`
 	LostInWindow int64 `json:"lost_in_window"`
-}
-
-// LossWindow is a time in which acknowledged votes may be lost, since Redis
-// promised no more: with appendfsync everysec, the second before a power cut.
-// It is compared with the time in a vote's id, which is the clock of the api
-// that took it.
-type LossWindow struct{ From, To time.Time }
-
-// lossMargin is added to both ends of a window: a vote may be acknowledged as
-// long after its id was made as an api waits for Redis.
-const lossMargin = 3 * time.Second
-
-func (w LossWindow) has(at time.Time) bool {
-	return !at.Before(w.From.Add(-lossMargin)) && !at.After(w.To.Add(lossMargin))
 }
 
 // OK tells whether the ledger holds.
@@ -105,8 +100,9 @@ func (r *Result) String() string {
 	fmt.Fprintf(&b, line, width, "all", r.Sent, r.Acked, r.Refused, r.Unknown, r.Unsettled, r.Counted, r.Archived)
 	fmt.Fprintf(&b, "lost %d, doubled %d, invented %d, wrong option %d; tallies: %d too few, %d too many\n",
 		r.Lost, r.Doubled, r.Invented, r.WrongOption, r.Undercounted, r.Overcounted)
-	if r.LostInWindow > 0 {
-		fmt.Fprintf(&b, "%d more are lost within a window where that is allowed\n", r.LostInWindow)
+	if r.LossCoverage > 0 || r.LostInWindow > 0 {
+		fmt.Fprintf(&b, "%d more are lost within a window where that is allowed; the windows cover %.1f %% of the time of posting\n",
+			r.LostInWindow, 100*r.LossCoverage)
 	}
 	fmt.Fprintf(&b, "%d answers said that an earlier attempt had been taken; %d votes without an answer had been\n", r.Replayed, r.Taken)
 	fmt.Fprintf(&b, "drained in %s\n", r.Drained.Round(time.Millisecond))
@@ -138,7 +134,8 @@ type JudgeParams struct {
 	Blobs  audit.Blobs
 	Record *Record
 	// LossWindows are when acknowledged votes may have been lost. Those that
-	// were are counted, and no problem.
+	// were are counted, and no problem. They should be as short as the fault:
+	// Result.LossCoverage.
 	LossWindows []LossWindow
 	// Timeout is how long the drain may take. Redis may be away meanwhile.
 	Timeout time.Duration
@@ -152,6 +149,10 @@ type JudgeParams struct {
 // result. Nothing else may use the queue meanwhile.
 func Judge(ctx context.Context, p JudgeParams) (*Result, error) {
 	j := &judge{p: p, r: &Result{Answers: p.Record.Answers(), Examples: []string{}, Problems: []string{}, Options: []OptionResult{}}}
+	var err error
+	if j.windows, err = p.Record.spans(p.LossWindows); err != nil {
+		return nil, err
+	}
 	if err := j.drain(ctx); err != nil {
 		return nil, err
 	}
@@ -165,14 +166,16 @@ func Judge(ctx context.Context, p JudgeParams) (*Result, error) {
 	if err := j.audit(ctx); err != nil {
 		return nil, err
 	}
+	j.expectations()
 	j.sumUp()
 	return j.r, nil
 }
 
 type judge struct {
-	p    JudgeParams
-	r    *Result
-	told time.Time
+	p       JudgeParams
+	r       *Result
+	windows []span
+	told    time.Time
 }
 
 func (j *judge) tell(format string, args ...any) {
@@ -294,7 +297,7 @@ func (j *judge) polls() []string {
 
 // archive compares the archive's rows with the acked votes, one by one.
 func (j *judge) archive(ctx context.Context) error {
-	m := newMatcher(j.p.Record, j.p.LossWindows, j.r)
+	m := newMatcher(j.p.Record, j.windows, j.r)
 	reader := &archiveReader{
 		blobs: j.p.Blobs, wanted: map[string]bool{}, seen: frames{}, each: m.row,
 		progress: func(rows int64) { j.tell("archive: %d of about %d rows compared", rows, j.r.Acked) },
@@ -335,7 +338,7 @@ func (j *judge) tallies(ctx context.Context) error {
 			j.r.Counted += counted
 			o := &j.r.Options[i]
 			// What had no answer may have been taken: then it is archived too.
-			j.compare(c, min(max(o.Acked-o.LostInWindow, o.Archived), o.Acked+o.Unknown+o.Unsettled), counted)
+			j.compare(c, o.Acked-o.LostInWindow+o.Taken, counted)
 		}
 		for _, option := range slices.Sorted(maps.Keys(left)) {
 			j.r.Counted += left[option]
@@ -368,6 +371,27 @@ func (j *judge) audit(ctx context.Context) error {
 		j.r.problem("audit: %d elements of the queue can't be read", report.Unreadable)
 	}
 	return nil
+}
+
+// expectations compares what became of each choice's votes with what must.
+func (j *judge) expectations() {
+	for i, c := range j.p.Record.Choices() {
+		o := &j.r.Options[i]
+		switch j.p.Record.entries[i].expect {
+		case mustTake:
+			if o.Refused > 0 {
+				j.r.WronglyRefused += o.Refused
+				j.r.problem("%d votes for %s were refused, which must be taken", o.Refused, c)
+			}
+		case mustRefuse:
+			// Also what had no answer.
+			if n := max(o.Acked, o.Archived, o.Counted); n > 0 {
+				j.r.WronglyTaken += n
+				j.r.problem("%d votes for %s were taken, which must be refused", n, c)
+			}
+		case mayRefuse:
+		}
+	}
 }
 
 // sumUp makes a problem of everything that must be zero.

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,15 +43,20 @@ type pipeline struct {
 	windows []LossWindow
 }
 
-var choices = []Choice{{"p", "ana"}, {"p", "bruno"}, {"p", "nobody"}}
+var (
+	choices = []Choice{{"p", "ana"}, {"p", "bruno"}, {"p", "nobody"}}
+	agents  = []string{keylessAgent, keyedAgent}
+)
 
-// run puts so many votes for ana and for bruno, in frames of 10, through a
-// pipeline on a database of its own, and records them as acknowledged.
+// run puts so many votes for ana, without keys, and for bruno, with keys, in
+// frames of 10, through a pipeline on a database of its own, and records them as
+// acknowledged at its start. Votes for nobody must be refused.
 func run(t *testing.T, server *testkit.RedisServer, db, ana, bruno int) *pipeline {
 	t.Helper()
 	p := &pipeline{
 		t: t, rdb: redis.NewClient(&redis.Options{Addr: server.Addr(), DB: db}), folder: t.TempDir(), record: NewRecord(choices),
 	}
+	require.True(t, p.record.expect(choices[2], mustRefuse))
 	t.Cleanup(func() { require.NoError(t, p.rdb.Close()) })
 	var err error
 	p.store, err = redisstore.Open(redisstore.Options{URL: fmt.Sprintf("redis://%s/%d", server.Addr(), db), Shards: 1})
@@ -73,10 +80,10 @@ func run(t *testing.T, server *testkit.RedisServer, db, ana, bruno int) *pipelin
 		votes := 0
 		for choice := range left {
 			for ; left[choice] > 0 && votes < 10; left[choice]-- {
-				v := vote.Vote{ID: uuid.Must(uuid.NewV7()), Poll: "p", Option: choices[choice].Option}
+				v := vote.Vote{ID: uuid.Must(uuid.NewV7()), Poll: "p", Option: choices[choice].Option, UserAgent: agents[choice]}
 				lines = vote.AppendVote(lines, &v)
 				p.record.addSent(choice)
-				p.record.addAcked(choice, v.ID, false)
+				p.record.addAcked(choice, v.ID, false, p.record.began)
 				votes++
 			}
 		}
@@ -156,7 +163,7 @@ func (p *pipeline) manifest(sequence uint64, frame string, ids ...uuid.UUID) {
 	w := archivefile.NewWriter(&rows)
 	at := time.UnixMilli(1_800_000_000_000)
 	for _, id := range ids {
-		require.NoError(p.t, w.Add(vote.Vote{ID: id, Poll: "p", Option: "ana"}, at, 0))
+		require.NoError(p.t, w.Add(vote.Vote{ID: id, Poll: "p", Option: "ana", UserAgent: keylessAgent}, at, 0))
 	}
 	require.NoError(p.t, w.Close())
 	n := int64(len(ids))
@@ -196,38 +203,47 @@ func TestJudge(t *testing.T) {
 			holds: true,
 		},
 		"an acked vote that never was": {
-			damage: func(p *pipeline) { p.record.addSent(0); p.record.addAcked(0, uuid.New(), false) },
-			want:   func(r *Result) bool { return r.Lost == 1 && r.Undercounted == 1 },
+			damage: func(p *pipeline) { p.lose(0) },
+			want:   func(r *Result) bool { return r.Lost == 1 && r.Undercounted == 1 && r.LossCoverage == 0 },
 		},
 		"a vote lost in a window": {
-			damage: func(p *pipeline) { p.lose(uuid.Must(uuid.NewV7())); p.allow(-time.Second, time.Second) },
+			damage: func(p *pipeline) { p.lose(11 * time.Second); p.allow(11*time.Second, 12*time.Second) },
 			want: func(r *Result) bool {
-				return r.LostInWindow == 1 && r.Options[0].LostInWindow == 1 && r.Lost+r.Undercounted+r.Overcounted == 0
+				// From 10.75 s, of 11.
+				return r.LostInWindow == 1 && r.Options[0].LostInWindow == 1 && r.Lost+r.Undercounted+r.Overcounted == 0 &&
+					math.Abs(r.LossCoverage-0.25/11) < 1e-6
 			},
 			holds: true,
 		},
-		"a vote lost just before a window": {
-			damage: func(p *pipeline) { p.lose(uuid.Must(uuid.NewV7())); p.allow(time.Second, time.Second) },
-			want:   func(r *Result) bool { return r.LostInWindow == 1 && r.Lost == 0 },
-			holds:  true,
-		},
-		"votes lost long before and after a window": {
+		"votes lost at the edges of a window": {
 			damage: func(p *pipeline) {
-				p.lose(uuid.Must(uuid.NewV7()))
-				p.lose(uuid.Must(uuid.NewV7()))
-				p.allow(time.Minute, 2*time.Minute)
-				p.allow(-2*time.Minute, -time.Minute)
+				p.allow(10*time.Second, 15*time.Second)
+				p.lose(10*time.Second - lossMargin)
+				p.lose(15*time.Second + lossMargin)
 			},
-			want: func(r *Result) bool { return r.LostInWindow == 0 && r.Lost == 2 && r.Undercounted == 2 },
+			want:  func(r *Result) bool { return r.LostInWindow == 2 && r.Lost == 0 },
+			holds: true,
 		},
-		"a vote lost whose id has no time": {
-			damage: func(p *pipeline) { p.lose(uuid.New()); p.allow(-time.Minute, time.Minute) },
+		"votes lost just before a window and just after the fault": {
+			damage: func(p *pipeline) {
+				p.allow(10*time.Second, 15*time.Second)
+				p.lose(10*time.Second - lossMargin - time.Millisecond)
+				p.lose(15*time.Second + lossMargin + time.Millisecond)
+			},
+			want: func(r *Result) bool {
+				examples := strings.Join(r.Examples, "\n")
+				return r.LostInWindow == 0 && r.Lost == 2 && r.Undercounted == 2 &&
+					strings.Contains(examples, "9.749 s") && strings.Contains(examples, "15.251 s")
+			},
+		},
+		"a vote made in a window and acknowledged after it": {
+			damage: func(p *pipeline) { p.lose(time.Minute); p.allow(0, time.Second) },
 			want:   func(r *Result) bool { return r.LostInWindow == 0 && r.Lost == 1 },
 		},
 		"lost in a window, and counted all the same": {
 			damage: func(p *pipeline) {
-				p.lose(uuid.Must(uuid.NewV7()))
-				p.allow(-time.Minute, time.Minute)
+				p.lose(11 * time.Second)
+				p.allow(0, time.Minute)
 				require.NoError(p.t, p.rdb.HIncrBy(p.t.Context(), "tally:{0}:p", "ana", 1).Err())
 			},
 			want: func(r *Result) bool { return r.LostInWindow == 1 && r.Overcounted == 1 },
@@ -235,13 +251,16 @@ func TestJudge(t *testing.T) {
 		"doubled and invented in a window": {
 			damage: func(p *pipeline) {
 				p.allow(-time.Minute, time.Minute)
-				p.manifest(lateBatch, "zzzz-1", p.record.sorted(0)[3], uuid.Must(uuid.NewV7()))
+				p.manifest(lateBatch, "zzzz-1", p.record.sorted(0)[3].id, uuid.Must(uuid.NewV7()))
 			},
 			want: func(r *Result) bool { return r.Doubled == 1 && r.Invented == 1 },
 		},
 		"one receipt for two votes": {
-			damage: func(p *pipeline) { p.record.addSent(0); p.record.addAcked(0, p.record.sorted(0)[7], true) },
-			want:   func(r *Result) bool { return r.Lost == 1 && r.SharedIDs == 1 && r.Doubled == 0 },
+			damage: func(p *pipeline) {
+				p.record.addSent(0)
+				p.record.addAcked(0, p.record.sorted(0)[7].id, true, time.Now())
+			},
+			want: func(r *Result) bool { return r.Lost == 1 && r.SharedIDs == 1 && r.Doubled == 0 },
 		},
 		"a counted vote that was never acked": {
 			damage: func(p *pipeline) { p.forget(0) },
@@ -272,8 +291,41 @@ func TestJudge(t *testing.T) {
 			damage: func(p *pipeline) { p.forget(0); p.forget(0); p.record.addSent(0); p.record.addUnknown(0) },
 			want:   func(r *Result) bool { return r.Taken == 1 && r.Invented == 1 && r.Overcounted == 1 },
 		},
+		// One of the two rows was acknowledged; nothing else would tell of the
+		// other, since a vote without a key had no answer, and was not taken.
+		"a vote with a key under two ids": {
+			damage: func(p *pipeline) { p.forget(1); p.record.addSent(1); p.record.addUnknown(1) },
+			want:   func(r *Result) bool { return r.Invented == 1 && r.Overcounted == 1 && r.Taken == 0 },
+		},
+		"a vote with a key that had no answer and was taken": {
+			damage: func(p *pipeline) { p.forget(1); p.record.addSent(1); p.record.addUnsettled(1) },
+			want: func(r *Result) bool {
+				return r.Invented+r.Overcounted == 0 && r.Taken == 1 && r.Options[1].Taken == 1
+			},
+		},
+		"a vote without a key while one with a key had no answer": {
+			damage: func(p *pipeline) { p.forget(0); p.record.addSent(0); p.record.addUnsettled(0) },
+			want:   func(r *Result) bool { return r.Invented == 1 && r.Taken == 0 },
+		},
+		"a good vote refused": {
+			damage: func(p *pipeline) { p.record.addSent(0); p.record.addRefused(0) },
+			want:   func(r *Result) bool { return r.WronglyRefused == 1 && r.Lost+r.Undercounted == 0 },
+		},
+		"a vote taken that must be refused": {
+			damage: func(p *pipeline) { p.record.entries[0].expect = mustRefuse },
+			want:   func(r *Result) bool { return r.WronglyTaken == 65 && r.WronglyRefused+r.Overcounted == 0 },
+		},
+		"votes taken and refused, as they may be": {
+			damage: func(p *pipeline) {
+				p.record.entries[0].expect = mayRefuse
+				p.record.addSent(0)
+				p.record.addRefused(0)
+			},
+			want:  func(r *Result) bool { return r.WronglyTaken+r.WronglyRefused == 0 && r.Refused == 2 },
+			holds: true,
+		},
 		"another option": {
-			damage: func(p *pipeline) { p.record.addAcked(1, p.forget(0), false) },
+			damage: func(p *pipeline) { p.record.addAcked(1, p.forget(0), false, time.Now()) },
 			want: func(r *Result) bool {
 				return r.WrongOption == 1 && r.Lost == 0 && r.Invented == 0 && r.Undercounted == 1 && r.Overcounted == 1
 			},
@@ -290,17 +342,21 @@ func TestJudge(t *testing.T) {
 			damage: func(p *pipeline) {
 				require.NoError(p.t, p.rdb.HIncrBy(p.t.Context(), "tally:{0}:p", "nobody", 1).Err())
 			},
-			want: func(r *Result) bool { return r.Overcounted == 1 && r.Options[2].Counted == 1 },
+			want: func(r *Result) bool { return r.Overcounted == 1 && r.Options[2].Counted == 1 && r.WronglyTaken == 1 },
 		},
 		"a row twice": {
-			damage: func(p *pipeline) { p.manifest(lateBatch, "zzzz-1", p.record.sorted(0)[3]) },
+			damage: func(p *pipeline) { p.manifest(lateBatch, "zzzz-1", p.record.sorted(0)[3].id) },
 			want:   func(r *Result) bool { return r.Doubled == 1 && r.Archived == 96 },
 		},
 		"a frame archived twice": {
 			damage: func(p *pipeline) {
 				// Of 30 votes for ana, as of any, the first frames hold ten.
 				m := p.first()
-				p.manifest(lateBatch, m.Frames[0], p.record.sorted(0)[:10]...)
+				var ids []uuid.UUID
+				for _, receipt := range p.record.sorted(0)[:10] {
+					ids = append(ids, receipt.id)
+				}
+				p.manifest(lateBatch, m.Frames[0], ids...)
 			},
 			want: func(r *Result) bool {
 				return r.RepeatedFrames == 1 && r.Doubled+r.Lost+r.Invented == 0 && r.Archived == 95
@@ -355,23 +411,22 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// lose records an acked vote that is nowhere.
-func (p *pipeline) lose(id uuid.UUID) {
+// lose records a vote that is nowhere, acked so long after the start.
+func (p *pipeline) lose(acked time.Duration) {
 	p.record.addSent(0)
-	p.record.addAcked(0, id, false)
+	p.record.addAcked(0, uuid.Must(uuid.NewV7()), false, p.record.began.Add(acked))
 }
 
-// allow lets votes be lost in a time, given from now.
+// allow lets votes be lost in a time, given from the start.
 func (p *pipeline) allow(from, to time.Duration) {
-	now := time.Now()
-	p.windows = append(p.windows, LossWindow{From: now.Add(from), To: now.Add(to)})
+	p.windows = append(p.windows, LossWindow{From: p.record.began.Add(from), To: p.record.began.Add(to)})
 }
 
 // forget removes an acked vote from the record and returns its id.
 func (p *pipeline) forget(choice int) uuid.UUID {
 	e := &p.record.entries[choice]
-	last := &e.ids[len(e.ids)-1]
-	id := (*last)[len(*last)-1]
+	last := &e.receipts[len(e.receipts)-1]
+	id := (*last)[len(*last)-1].id
 	*last = (*last)[:len(*last)-1]
 	e.acked--
 	e.sent--
@@ -396,6 +451,14 @@ func TestJudgeCannot(t *testing.T) {
 	cancel()
 	_, err := Judge(ctx, JudgeParams{Store: p.store, Blobs: p.blobs, Record: p.record, Timeout: time.Minute})
 	require.ErrorIs(t, err, context.Canceled)
+
+	now := time.Now()
+	for _, w := range []LossWindow{{From: now, To: now.Add(-time.Second)}, {To: now}, {From: now}} {
+		_, err = Judge(t.Context(), JudgeParams{
+			Store: p.store, Blobs: p.blobs, Record: p.record, Timeout: time.Minute, LossWindows: []LossWindow{w},
+		})
+		require.ErrorContains(t, err, "loss window")
+	}
 
 	m := p.first()
 	require.NoError(t, os.Remove(filepath.Join(p.folder, filepath.FromSlash(m.Objects[0].Name))))

@@ -2,42 +2,45 @@ package ledger
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/google/uuid"
 )
 
 // matcher compares the archive's rows with the acked votes, id by id.
 type matcher struct {
-	choices []Choice
-	place   map[Choice]int
-	ids     [][]uuid.UUID // sorted, by choice
-	found   [][]uint64    // a bit for each id
+	choices  []Choice
+	place    map[Choice]int
+	receipts [][]receipt // sorted, by choice
+	found    [][]uint64  // a bit for each receipt
 	// rest are the rows whose ids were never acked: by choice how many more of
 	// them there may be, and which were found.
-	allowed []int64
+	budgets []budget
 	rest    map[uuid.UUID]bool
-	windows []LossWindow
+	windows []span
 	r       *Result
 }
 
-func newMatcher(record *Record, windows []LossWindow, r *Result) *matcher {
+// budget is how many votes of a choice may be in the archive though they were
+// never acked. Those without a key, most of which were never taken, must not
+// hide one with a key that was taken twice.
+type budget struct{ keyless, keyed int64 }
+
+func newMatcher(record *Record, windows []span, r *Result) *matcher {
 	m := &matcher{choices: record.Choices(), place: map[Choice]int{}, rest: map[uuid.UUID]bool{}, windows: windows, r: r}
 	for i, c := range m.choices {
 		m.place[c] = i
-		m.ids = append(m.ids, record.sorted(i))
-		m.found = append(m.found, make([]uint64, len(m.ids[i])/64+1))
+		m.receipts = append(m.receipts, record.sorted(i))
+		m.found = append(m.found, make([]uint64, len(m.receipts[i])/64+1))
 		s := record.Sums(i)
-		m.allowed = append(m.allowed, s.Unknown+s.Unsettled)
+		m.budgets = append(m.budgets, budget{keyless: s.Unknown, keyed: s.Unsettled})
 	}
 	return m
 }
 
 // row takes a row of the archive.
-func (m *matcher) row(c Choice, id uuid.UUID) {
+func (m *matcher) row(c Choice, id uuid.UUID, keyless bool) {
 	m.r.Archived++
 	choice, known := m.place[c]
 	if known {
@@ -55,32 +58,38 @@ func (m *matcher) row(c Choice, id uuid.UUID) {
 			return
 		}
 	}
-	m.never(choice, known, c, id)
-}
-
-// never takes a row whose id was never acked. As many votes as were not
-// answered may be there, each once.
-func (m *matcher) never(choice int, known bool, c Choice, id uuid.UUID) {
+	var left *int64
+	if known {
+		left = &m.budgets[choice].keyed
+		if keyless {
+			left = &m.budgets[choice].keyless
+		}
+	}
 	switch {
 	case m.rest[id]:
 		m.r.Doubled++
 		m.r.example("doubled: %s for %s, not acknowledged, is in the archive more than once", id, c)
-	case known && m.allowed[choice] > 0:
-		m.allowed[choice]--
+	case known && *left > 0:
+		*left--
 		m.rest[id] = true
 		m.r.Taken++
+		m.r.Options[choice].Taken++
+	case keyless:
+		m.rest[id] = true
+		m.r.Invented++
+		m.r.example("invented: %s for %s, without a key, was never acknowledged", id, c)
 	default:
 		m.rest[id] = true
 		m.r.Invented++
-		m.r.example("invented: %s for %s was never acknowledged", id, c)
+		m.r.example("invented: %s for %s was never acknowledged; it may be the twin of a vote that was", id, c)
 	}
 }
 
 // mark notes that an id was found. An id that was acknowledged twice may be
 // found twice: that it was is told elsewhere.
 func (m *matcher) mark(choice, at int, id uuid.UUID) {
-	ids, found := m.ids[choice], m.found[choice]
-	for ; at < len(ids) && ids[at] == id; at++ {
+	receipts, found := m.receipts[choice], m.found[choice]
+	for ; at < len(receipts) && receipts[at].id == id; at++ {
 		if bit := uint64(1) << (at % 64); found[at/64]&bit == 0 {
 			found[at/64] |= bit
 			return
@@ -93,40 +102,56 @@ func (m *matcher) mark(choice, at int, id uuid.UUID) {
 // end counts what was never found, and ids that stand for more than one vote.
 // (Where those are for different options, one of the two is lost.)
 func (m *matcher) end() {
-	for choice, ids := range m.ids {
-		for i, id := range ids {
+	for choice, receipts := range m.receipts {
+		for i, receipt := range receipts {
 			if m.found[choice][i/64]&(1<<(i%64)) == 0 {
-				m.lost(choice, id)
+				m.lost(choice, receipt)
 			}
-			if i > 0 && ids[i-1] == id {
+			if i > 0 && receipts[i-1].id == receipt.id {
 				m.r.SharedIDs++
-				m.r.example("shared id: %s is the receipt of two votes for %s", id, m.choices[choice])
+				m.r.example("shared id: %s is the receipt of two votes for %s", receipt.id, m.choices[choice])
 			}
 		}
 	}
+	m.r.LossCoverage = m.coverage()
 }
 
-func (m *matcher) lost(choice int, id uuid.UUID) {
-	if at, ok := timeOf(id); ok && slices.ContainsFunc(m.windows, func(w LossWindow) bool { return w.has(at) }) {
+func (m *matcher) lost(choice int, lost receipt) {
+	if slices.ContainsFunc(m.windows, func(w span) bool { return w.has(int64(lost.at)) }) {
 		m.r.LostInWindow++
 		m.r.Options[choice].LostInWindow++
 		return
 	}
 	m.r.Lost++
-	m.r.example("lost: %s for %s was acknowledged and is not in the archive", id, m.choices[choice])
+	m.r.example("lost: %s for %s was acknowledged %.3f s after the start and is not in the archive",
+		lost.id, m.choices[choice], float64(lost.at)/1000)
 }
 
-// timeOf is when a UUIDv7 was made; false: it is none.
-func timeOf(id uuid.UUID) (time.Time, bool) {
-	if id.Version() != 7 {
-		return time.Time{}, false
+// coverage is the share of the time from the first receipt to the last that
+// the windows cover.
+func (m *matcher) coverage() float64 {
+	if len(m.windows) == 0 {
+		return 0
 	}
-	ms := int64(binary.BigEndian.Uint64(id[:8]) >> 16)
-	return time.UnixMilli(ms), true
+	var posting span
+	some := false
+	for _, receipts := range m.receipts {
+		for _, r := range receipts {
+			at := int64(r.at)
+			if !some {
+				posting, some = span{at, at}, true
+			}
+			posting = span{min(posting.from, at), max(posting.to, at)}
+		}
+	}
+	if !some {
+		return 0
+	}
+	return posting.covered(m.windows)
 }
 
 func (m *matcher) find(choice int, id uuid.UUID) (int, bool) {
-	return slices.BinarySearchFunc(m.ids[choice], id, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
+	return slices.BinarySearchFunc(m.receipts[choice], id, func(a receipt, b uuid.UUID) int { return bytes.Compare(a.id[:], b[:]) })
 }
 
 // maxExamples bounds the examples of a result.

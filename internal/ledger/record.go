@@ -3,17 +3,20 @@ package ledger
 import (
 	"bytes"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 )
 
-// Record is what a client has sent and been answered. It takes 16 bytes for an
+// Record is what a client has sent and been answered. It takes 20 bytes for an
 // acked vote and nothing for another, so ten million fit well into a gigabyte.
 type Record struct {
 	choices []Choice
+	began   time.Time
 	entries []entry
 	sent    atomic.Int64
 	acked   atomic.Int64
@@ -27,13 +30,31 @@ type Record struct {
 	wrongs  int64
 }
 
+// expectation is what must become of the votes for a choice.
+type expectation uint8
+
+const (
+	mustTake expectation = iota // the usual one
+	mustRefuse
+	mayRefuse
+)
+
+// receipt is an acked vote.
+type receipt struct {
+	id uuid.UUID
+	// at is when the answer had been received, in milliseconds since the record
+	// began: 49 days fit, so it may always be kept.
+	at uint32
+}
+
 // entry is the record of one choice.
 type entry struct {
+	expect                  expectation
 	mu                      sync.Mutex
 	sent, refused, replayed int64
 	unknown, unsettled      int64
 	acked                   int64
-	ids                     [][]uuid.UUID // in pieces, so that growing copies nothing
+	receipts                [][]receipt // in pieces, so that growing copies nothing
 }
 
 // Sums are a choice's numbers. Sent = Acked + Refused + Unknown + Unsettled once
@@ -54,14 +75,16 @@ type Sums struct {
 }
 
 const (
-	idsPiece   = 8192
+	piece      = 8192 // receipts
 	maxAnswers = 200
 	maxWrong   = 10
 )
 
 // NewRecord returns an empty record for the choices.
 func NewRecord(choices []Choice) *Record {
-	return &Record{choices: slices.Clone(choices), entries: make([]entry, len(choices)), answers: map[string]int64{}}
+	return &Record{
+		choices: slices.Clone(choices), began: time.Now(), entries: make([]entry, len(choices)), answers: map[string]int64{},
+	}
 }
 
 // Choices are those of the client.
@@ -108,15 +131,29 @@ func (r *Record) addSent(choice int) {
 	e.sent++
 }
 
-func (r *Record) addAcked(choice int, id uuid.UUID, replayed bool) {
+// expect says what must become of a choice's votes, before any is sent; false:
+// there is no such choice, or it has been said.
+func (r *Record) expect(c Choice, want expectation) bool {
+	i := slices.Index(r.choices, c)
+	if i < 0 || r.entries[i].expect != mustTake {
+		return false
+	}
+	r.entries[i].expect = want
+	return true
+}
+
+// since is a time in milliseconds since the record began.
+func (r *Record) since(at time.Time) int64 { return at.Sub(r.began).Milliseconds() }
+
+func (r *Record) addAcked(choice int, id uuid.UUID, replayed bool, at time.Time) {
 	e := &r.entries[choice]
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if n := len(e.ids); n == 0 || len(e.ids[n-1]) == idsPiece {
-		e.ids = append(e.ids, make([]uuid.UUID, 0, idsPiece))
+	if n := len(e.receipts); n == 0 || len(e.receipts[n-1]) == piece {
+		e.receipts = append(e.receipts, make([]receipt, 0, piece))
 	}
-	last := &e.ids[len(e.ids)-1]
-	*last = append(*last, id)
+	last := &e.receipts[len(e.receipts)-1]
+	*last = append(*last, receipt{id, uint32(min(max(r.since(at), 0), math.MaxUint32))})
 	e.acked++
 	if replayed {
 		e.replayed++
@@ -164,15 +201,16 @@ func (r *Record) addWrong(what string) {
 	}
 }
 
-// sorted returns the ids of a choice's acked votes, in order.
-func (r *Record) sorted(choice int) []uuid.UUID {
+// sorted returns the receipts of a choice's acked votes, in the order of their
+// ids.
+func (r *Record) sorted(choice int) []receipt {
 	e := &r.entries[choice]
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	ids := make([]uuid.UUID, 0, e.acked)
-	for _, piece := range e.ids {
-		ids = append(ids, piece...)
+	all := make([]receipt, 0, e.acked)
+	for _, some := range e.receipts {
+		all = append(all, some...)
 	}
-	slices.SortFunc(ids, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
-	return ids
+	slices.SortFunc(all, func(a, b receipt) int { return bytes.Compare(a.id[:], b.id[:]) })
+	return all
 }

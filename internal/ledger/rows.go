@@ -20,6 +20,8 @@ type archivedRow struct {
 	Poll   string  `parquet:"poll"`
 	Class  *string `parquet:"class,optional"`
 	Option string  `parquet:"option"`
+	// Agent tells votes without a key from all others.
+	Agent string `parquet:"user_agent,optional"`
 }
 
 // archiveReader reads the rows of the archive, those of a frame once.
@@ -28,7 +30,7 @@ type archiveReader struct {
 	wanted   map[string]bool // polls
 	seen     frames
 	repeated int64 // frames that were archived again
-	each     func(choice Choice, id uuid.UUID)
+	each     func(choice Choice, id uuid.UUID, keyless bool)
 	progress func(rows int64)
 	rows     int64
 	buf      []archivedRow
@@ -124,7 +126,7 @@ func (r *archiveReader) run(rows *parquet.GenericReader[archivedRow], poll strin
 			if row.Class != nil {
 				class = *row.Class
 			}
-			r.each(Choice{row.Poll, vote.TallyField(class, row.Option)}, id)
+			r.each(Choice{row.Poll, vote.TallyField(class, row.Option)}, id, row.Agent == keylessAgent)
 		}
 		r.rows += int64(n)
 	}

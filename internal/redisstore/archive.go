@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
@@ -108,49 +106,6 @@ func (s *Store) CommitBatch(ctx context.Context, b *vote.ArchiveBatch, votes []v
 	}
 	if err != nil {
 		return fmt.Errorf("commit batch %s: %w", b.ID, err)
-	}
-	return nil
-}
-
-// BeginRestore marks a shard with the token of a restore, before that looks
-// which frames are lost. The same token again is harmless; another one ends the
-// restore before it.
-func (s *Store) BeginRestore(ctx context.Context, shard int, token string) error {
-	if err := s.rdb.HSet(ctx, shardKeys(shard).ledger(), "restore", token).Err(); err != nil {
-		return fmt.Errorf("begin to restore shard %d: %w", shard, err)
-	}
-	return nil
-}
-
-// RestoreBatch adds the votes of a lost batch and marks it as known. Calling it
-// again is harmless. vote.ErrRestoreLost says that the shard's token is another
-// one, and vote.ErrBatchGone that the batch is fixed, so that an archiver will
-// commit it; nothing was changed then.
-func (s *Store) RestoreBatch(ctx context.Context, token string, b *vote.RestoredBatch) error {
-	k := shardKeys(b.Shard)
-	keys := []string{k.ledger(), k.batch(), k.batches()}
-	args := []any{token, b.Sequence, b.ID}
-	for _, poll := range slices.Sorted(maps.Keys(b.Votes)) {
-		var sum int64
-		for _, n := range b.Votes[poll] {
-			sum += n
-		}
-		keys = append(keys, k.tally(poll))
-		args = append(args, poll, sum, len(b.Votes[poll]))
-		for field, n := range b.Votes[poll] {
-			args = append(args, field, n)
-		}
-	}
-	n, err := s.lua.restore.Run(ctx, s.rdb, keys, args...).Int()
-	switch {
-	case err != nil:
-	case n == 0:
-		err = vote.ErrBatchGone
-	case n < 0:
-		err = vote.ErrRestoreLost
-	}
-	if err != nil {
-		return fmt.Errorf("restore batch %s: %w", b.ID, err)
 	}
 	return nil
 }

@@ -5,7 +5,8 @@
 //   - Every write is one script whose keys share one hash slot, and every
 //     script may be sent twice: it asks for a sequence number or the head of a
 //     list before it writes. So the client's own retries after a lost reply do
-//     no harm.
+//     no harm. Enqueue alone goes without them, since its caller must know
+//     whether an OOM is all that was answered.
 //   - A script checks types and numbers before its first write, since Redis
 //     does not roll back.
 //   - Time is Redis's TIME, read inside the script.

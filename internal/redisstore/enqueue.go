@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"strconv"
@@ -39,7 +40,10 @@ func (s *Store) Queue(keyLife time.Duration, ackReplicas int, ackTimeout time.Du
 func (q *Queue) Register(ctx context.Context, shard int, flusher string) error {
 	err := q.s.lua.register.Run(ctx, q.s.rdb, []string{shardKeys(shard).flusher(flusher)},
 		flusherLife.Milliseconds()).Err()
-	if err != nil {
+	switch {
+	case isFull(err):
+		return fmt.Errorf("%w: register flusher on shard %d: %w", vote.ErrOverloaded, shard, err)
+	case err != nil:
 		return fmt.Errorf("register flusher on shard %d: %w", shard, err)
 	}
 	return nil
@@ -48,8 +52,9 @@ func (q *Queue) Register(ctx context.Context, shard int, flusher string) error {
 // Enqueue puts a batch on the queue. Called again with the same batch id it
 // answers what happened the first time. vote.ErrFlusherLost says that Redis has
 // no record of the flusher, and that this call did nothing; vote.ErrOverloaded
-// that Redis has no room, and nothing was done. After any other error the
-// batch may be on the queue: call again.
+// that Redis has no room, and that this call did nothing: an earlier one may
+// have put the batch on the queue all the same. After any other error the batch
+// may be on the queue: call again.
 func (q *Queue) Enqueue(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, error) {
 	k := shardKeys(b.Shard)
 	keys := make([]string, 5, 5+len(b.Keyed))
@@ -62,11 +67,11 @@ func (q *Queue) Enqueue(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, 
 	}
 	for _, v := range b.Keyed {
 		keys = append(keys, k.idem(v.Key))
-		args = append(args, v.Index, v.PollIndex+1, v.Option, v.ID.String())
+		args = append(args, v.Index, v.PollIndex+1, v.Option, idText.EncodeToString(v.ID[:]))
 	}
 	text, err := q.run(ctx, keys, args)
 	switch {
-	case err != nil && strings.HasPrefix(err.Error(), "OOM "):
+	case isFull(err):
 		return vote.BatchOutcome{}, fmt.Errorf("%w: enqueue on shard %d: %w", vote.ErrOverloaded, b.Shard, err)
 	case err != nil:
 		return vote.BatchOutcome{}, fmt.Errorf("enqueue on shard %d: %w", b.Shard, err)
@@ -76,26 +81,72 @@ func (q *Queue) Enqueue(ctx context.Context, b *vote.Batch) (vote.BatchOutcome, 
 	return parseOutcome(text, b)
 }
 
+// isFull tells whether Redis refused a script because it has no memory left.
+func isFull(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "OOM ") }
+
+// idText is how a vote's id stands in an idempotency key's value: it is kept for
+// each keyed vote, so it is short.
+var idText = base64.RawURLEncoding
+
 // roomLimit is the share of maxmemory above which no more votes are taken: a
 // Redis that is full can hardly be drained.
 const roomLimit = 0.85
 
-// HasRoom tells whether Redis has memory left for more votes. A master of a
-// cluster that is full says no for all, also while another is away.
+// HasRoom tells whether Redis has memory left for more votes. In a cluster
+// those masters decide that answer: one that is full says no for all, and one
+// that is away says nothing. An error says that none has answered.
 func (q *Queue) HasRoom(ctx context.Context) (bool, error) {
 	h, err := q.s.Health(ctx)
-	if h.MaxMemory > 0 && float64(h.UsedMemory) >= roomLimit*float64(h.MaxMemory) {
-		return false, nil
+	if h.Servers == 0 {
+		return false, err
 	}
-	return err == nil, err
+	return h.MaxMemory == 0 || float64(h.UsedMemory) < roomLimit*float64(h.MaxMemory), nil
 }
+
+// unrepeated runs scripts that the client does not repeat by itself. If it did,
+// a reply that is lost and an OOM after it would look like an OOM alone, which
+// says that nothing was done.
+type unrepeated struct{ processor }
+
+type processor interface {
+	redis.Scripter
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// Eval implements redis.Scripter.
+func (u unrepeated) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
+	return u.run(ctx, "eval", script, keys, args)
+}
+
+// EvalSha implements redis.Scripter.
+func (u unrepeated) EvalSha(ctx context.Context, hash string, keys []string, args ...any) *redis.Cmd {
+	return u.run(ctx, "evalsha", hash, keys, args)
+}
+
+func (u unrepeated) run(ctx context.Context, name, script string, keys []string, args []any) *redis.Cmd {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, name, script, len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	cmd.SetFirstKeyPos(3)
+	_ = u.Process(ctx, once{cmd}) // cmd has the error
+	return cmd
+}
+
+// once is a command that is sent once.
+type once struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (once) NoRetry() bool { return true }
 
 // run calls the script and, where replicas must hold the votes, waits for them
 // on the same connection, since WAIT speaks of that connection's own writes.
 func (q *Queue) run(ctx context.Context, keys []string, args []any) (string, error) {
 	script := q.s.lua.enqueue
 	if q.ackReplicas == 0 {
-		return script.Run(ctx, q.s.rdb, keys, args...).Text()
+		return script.Run(ctx, unrepeated{q.s.rdb}, keys, args...).Text()
 	}
 	node := q.s.rdb
 	cluster, ok := node.(*redis.ClusterClient)
@@ -108,7 +159,7 @@ func (q *Queue) run(ctx context.Context, keys []string, args []any) (string, err
 	}
 	for {
 		pipe := node.Pipeline()
-		cmd := pipe.EvalSha(ctx, script.Hash(), keys, args...)
+		cmd := unrepeated{pipe}.EvalSha(ctx, script.Hash(), keys, args...)
 		wait := pipe.Do(ctx, "WAIT", q.ackReplicas, q.ackTimeout.Milliseconds())
 		if _, err := pipe.Exec(ctx); err != nil {
 			if redis.HasErrorPrefix(err, "NOSCRIPT") {
@@ -158,9 +209,10 @@ func parseOutcome(text string, b *vote.Batch) (vote.BatchOutcome, error) {
 			out.Keys[b.Keyed[place].Index] = vote.KeyOutcome{Reused: true}
 			continue
 		}
-		first, err1 := uuid.Parse(id)
-		ms, err2 := strconv.ParseInt(at, 10, 64)
-		if err := errors.Join(err1, err2); err != nil {
+		raw, err1 := idText.DecodeString(id)
+		first, err2 := uuid.FromBytes(raw)
+		ms, err3 := strconv.ParseInt(at, 10, 64)
+		if err := errors.Join(err1, err2, err3); err != nil {
 			return out, fmt.Errorf("enqueue: %w: %w", errAnswer, err)
 		}
 		out.Keys[b.Keyed[place].Index] = vote.KeyOutcome{

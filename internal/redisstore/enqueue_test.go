@@ -385,6 +385,21 @@ func TestLives(t *testing.T) {
 	})
 }
 
+// What Redis keeps for a keyed vote, which docs/operations.md counts on, and a
+// committer to know when to look at the memory.
+func TestKeyTakesLittle(t *testing.T) {
+	e := onRedis(t, 1)
+	e.apply("p")
+	b := e.batch(0, "f", 1, ballot{"p", "bruno", "k"})
+	e.send(b)
+	n, err := e.rdb.MemoryUsage(e.ctx(), shardKeys(0).idem(b.Keyed[0].Key)).Result()
+	e.must(err)
+	// Besides, the tables of keys and of expiries take about 56 bytes.
+	if n > 144 {
+		e.Errorf("a key takes %d bytes", n)
+	}
+}
+
 // A life of nothing must not make the script fail half-way.
 func TestKeyWithoutALife(t *testing.T) {
 	onBoth(t, 1, func(e *env) {
@@ -508,15 +523,17 @@ func TestParseOutcome(t *testing.T) {
 		Polls: []vote.BatchPoll{{Poll: "p"}, {Poll: "q"}},
 		Keyed: []vote.KeyedVote{{Index: 5}},
 	}
-	const id = "019be000-0000-7000-8000-000000000000"
+	const id = "AZvgAAAAcACAAAAAAAAAAA"
 	if out, err := parseOutcome("1768957201234\nac\n0 ana "+id+" 17\n", b); err != nil ||
-		out.Keys[5].First.Option != "ana" || out.AcceptedAt.UnixMilli() != 1768957201234 {
+		out.Keys[5].First.Option != "ana" ||
+		out.Keys[5].First.ID.String() != "019be000-0000-7000-8000-000000000000" || out.AcceptedAt.UnixMilli() != 1768957201234 {
 		t.Errorf("%+v, %v", out, err)
 	}
 	for _, text := range []string{
 		"", "x", "1", "1\n", "1\na\n", "1\naaa\n", "x\naa\n", "\naa\n", "1\naa",
 		"1\naa\n1 ana " + id + " 17\n", "1\naa\n-1 ana " + id + " 17\n", "1\naa\nx ana " + id + " 17\n",
-		"1\naa\n0 ana x 17\n", "1\naa\n0 ana " + id + " x\n", "1\naa\n0 ana " + id + "\n", "1\naa\n\n",
+		"1\naa\n0 ana x 17\n", "1\naa\n0 ana AZvg 17\n", "1\naa\n0 ana 019be000-0000-7000-8000-000000000000 17\n",
+		"1\naa\n0 ana " + id + " x\n", "1\naa\n0 ana " + id + "\n", "1\naa\n\n",
 	} {
 		if out, err := parseOutcome(text, b); !errors.Is(err, errAnswer) {
 			t.Errorf("%q: %+v, %v", text, out, err)

@@ -98,6 +98,10 @@ func TestDeadMaster(t *testing.T) {
 	if err := c.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
+	// Who is away keeps no gate shut: with no replica it may be for ever.
+	if ok, err := q.HasRoom(t.Context()); err != nil || !ok {
+		t.Errorf("one away and the others have room: has room: %v (%v)", ok, err)
+	}
 	if _, err := l.Promoted(t.Context(), slot, dead); err != nil {
 		t.Fatal(err)
 	}

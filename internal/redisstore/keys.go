@@ -1,7 +1,7 @@
 package redisstore
 
 import (
-	"encoding/hex"
+	"encoding/base64"
 	"strconv"
 
 	"paredao/internal/vote"
@@ -21,6 +21,7 @@ import (
 //	pollsrev:{N}          string  changes with every change of polls or windows
 //	flusher:{N}:<id>      string  a flusher's last sequence number and its answer
 //	idem:{N}:<digest>     string  a used idempotency key: "<option> <id> <ms>"
+//	                              (digest and id in base64url: there are many)
 //	batch:{N}             hash    the archive batch that is fixed
 //	batches:{N}           hash    sequence -> id of every committed batch
 //	wake:{N}              list    at most one element: a consumer may wake up
@@ -41,7 +42,7 @@ func (k keys) windows() string          { return "windows:" + k.tag }
 func (k keys) pollsRev() string         { return "pollsrev:" + k.tag }
 func (k keys) flusher(id string) string { return "flusher:" + k.tag + ":" + id }
 func (k keys) idem(d vote.IdempotencyKey) string {
-	return "idem:" + k.tag + ":" + hex.EncodeToString(d[:])
+	return "idem:" + k.tag + ":" + base64.RawURLEncoding.EncodeToString(d[:])
 }
 func (k keys) batch() string              { return "batch:" + k.tag }
 func (k keys) batches() string            { return "batches:" + k.tag }

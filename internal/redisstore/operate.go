@@ -125,13 +125,8 @@ func (s *Store) RemoveDead(ctx context.Context, e DeadElement, requeue bool) (bo
 
 // Snapshot reads on from the given places of queue, archive and dead list.
 func (s *Store) Snapshot(ctx context.Context, shard int, polls []string, from [3]int64) (vote.SnapshotPage, error) {
-	const elements, bytes = 256, 4 << 20
-	k := shardKeys(shard)
-	keys := []string{k.votes(), k.archive(), k.dead(), k.ledger()}
-	for _, p := range polls {
-		keys = append(keys, k.tally(p))
-	}
-	raw, err := s.lua.snapshot.Run(ctx, s.rdb, keys, from[0], from[1], from[2], elements, bytes).Result()
+	keys, args := snapshotPage(shard, polls, from)
+	raw, err := s.lua.snapshot.Run(ctx, s.rdb, keys, args...).Result()
 	if err != nil {
 		return vote.SnapshotPage{}, fmt.Errorf("snapshot of shard %d: %w", shard, err)
 	}
@@ -140,6 +135,17 @@ func (s *Store) Snapshot(ctx context.Context, shard int, polls []string, from [3
 		return page, fmt.Errorf("snapshot of shard %d: %w", shard, err)
 	}
 	return page, nil
+}
+
+// snapshotPage is the call that reads a page.
+func snapshotPage(shard int, polls []string, from [3]int64) (keys []string, args []any) {
+	const elements, bytes = 256, 4 << 20
+	k := shardKeys(shard)
+	keys = []string{k.votes(), k.archive(), k.dead(), k.ledger()}
+	for _, p := range polls {
+		keys = append(keys, k.tally(p))
+	}
+	return keys, []any{from[0], from[1], from[2], elements, bytes}
 }
 
 func asSnapshot(raw any) (vote.SnapshotPage, error) {
@@ -232,25 +238,33 @@ func (s *Store) Batches(ctx context.Context, shard int, sequences []uint64) (vot
 	}
 	out.Fixed = fixed
 	for chunk := range slices.Chunk(sequences, 1000) {
-		fields := make([]string, len(chunk))
-		for i, n := range chunk {
-			fields[i] = strconv.FormatUint(n, 10)
-		}
-		ids, err := s.rdb.HMGet(ctx, k.batches(), fields...).Result()
+		ids, err := s.rdb.HMGet(ctx, k.batches(), batchFields(chunk)...).Result()
 		if err != nil {
 			return out, fmt.Errorf("batches of shard %d: %w", shard, err)
 		}
-		for i, id := range ids {
-			if id, ok := id.(string); ok {
-				out.Committed[chunk[i]] = id
-			}
-		}
+		addCommitted(&out, chunk, ids)
 	}
 	out.Late, err = s.rdb.HGet(ctx, k.ledger(), "late_batches").Int64()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		return out, fmt.Errorf("late batches of shard %d: %w", shard, err)
 	}
 	return out, nil
+}
+
+func batchFields(sequences []uint64) []string {
+	fields := make([]string, len(sequences))
+	for i, n := range sequences {
+		fields[i] = strconv.FormatUint(n, 10)
+	}
+	return fields
+}
+
+func addCommitted(b *vote.Batches, sequences []uint64, ids []any) {
+	for i, id := range ids {
+		if id, ok := id.(string); ok {
+			b.Committed[sequences[i]] = id
+		}
+	}
 }
 
 // CountBatches is how many committed batches of a shard Redis knows.

@@ -35,6 +35,19 @@ func TestMembers(t *testing.T) {
 		old := float64(e.now().Add(-ttl - time.Second).UnixMilli())
 		e.must(e.rdb.ZAdd(e.ctx(), "members:{0}:consumer", redis.Z{Score: old, Member: "Z"}).Err())
 		live(b, "b")
+		// Seen before Redis's clock went back by ten minutes, and never again. Who
+		// is alive is listed as soon as it says so.
+		ahead := float64(e.now().Add(10 * time.Minute).UnixMilli())
+		for _, worker := range []string{"Z", "a"} {
+			e.must(e.rdb.ZAdd(e.ctx(), "members:{0}:consumer", redis.Z{Score: ahead, Member: worker}).Err())
+		}
+		live(b, "b")
+		live(a, "a b")
+		// A step that the time-out covers sends no one away.
+		near := float64(e.now().Add(ttl / 2).UnixMilli())
+		e.must(e.rdb.ZAdd(e.ctx(), "members:{0}:consumer", redis.Z{Score: near, Member: "a"}).Err())
+		live(b, "a b")
+		e.must(a.Leave(e.ctx()))
 		// A worker that leaves sweeps too, and the last one leaves nothing.
 		e.must(b.Leave(e.ctx()))
 		if n := e.rdb.Exists(e.ctx(), "members:{0}:consumer").Val(); n != 0 {
@@ -85,6 +98,15 @@ func TestClaims(t *testing.T) {
 		if queues[0].Archiver != "b" {
 			e.Errorf("the archiver of shard 0 is %q", queues[0].Archiver)
 		}
+		// Redis's clock went back by ten minutes, so the key of an owner that died
+		// would live for so much longer. One that is alive renews its own.
+		e.must(e.rdb.PExpire(e.ctx(), "owner:{0}:consumer", 10*time.Minute).Err())
+		claim(a, 0, true)
+		claim(b, 0, false)
+		e.must(e.rdb.PExpire(e.ctx(), "owner:{0}:consumer", ttl+ttl/2).Err())
+		claim(b, 0, false)
+		e.must(a.Release(e.ctx(), 0))
+		claim(b, 0, true)
 		// The owner is silent: another takes over.
 		e.must(e.rdb.Del(e.ctx(), "owner:{0}:consumer").Err())
 		claim(a, 0, true)

@@ -6,7 +6,9 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
+	"paredao/internal/testkit"
 	"paredao/internal/vote"
 )
 
@@ -28,7 +30,7 @@ func TestRestoreBatch(t *testing.T) {
 		b := lostBatch(5, vote.Tally{"ana": 4, "carla": 1})
 		b.Votes["q"] = vote.Tally{"bruno": 7}
 		for range 2 { // twice is once
-			e.must(e.RestoreBatch(e.ctx(), "mine", b))
+			e.must(e.RestoreBatch(e.ctx(), "mine", "next", b))
 			if l := e.ledger(0, "p"); l.Accepted != 11 || l.Counted != 11 || l.Archived != 11 {
 				e.Errorf("ledger of p: %+v", l)
 			}
@@ -47,7 +49,7 @@ func TestRestoreBatch(t *testing.T) {
 		}
 		// An earlier one, of which Redis has all frames, is only marked, as late.
 		for range 2 {
-			e.must(e.RestoreBatch(e.ctx(), "mine", lostBatch(3, nil)))
+			e.must(e.RestoreBatch(e.ctx(), "next", "last", lostBatch(3, nil)))
 			known, err := e.Batches(e.ctx(), 0, []uint64{1, 2, 3, 4, 5})
 			if err != nil || len(known.Committed) != 3 || known.Committed[3] != lostBatch(3, nil).ID || known.Late != 1 {
 				e.Errorf("batches %+v (%v)", known, err)
@@ -77,7 +79,7 @@ func TestRestoreRefused(t *testing.T) {
 		lost := func(when, token string) {
 			e.Helper()
 			before := e.dump()
-			if err := e.RestoreBatch(e.ctx(), token, b); !errors.Is(err, vote.ErrRestoreLost) {
+			if err := e.RestoreBatch(e.ctx(), token, "unused", b); !errors.Is(err, vote.ErrRestoreLost) {
 				e.Errorf("%s: %v", when, err)
 			}
 			e.unchanged(before, when)
@@ -96,15 +98,20 @@ func TestRestoreRefused(t *testing.T) {
 		e.must(err)
 		b.ID = fixed.ID
 		before = e.dump()
-		if err := e.RestoreBatch(e.ctx(), "other", b); !errors.Is(err, vote.ErrBatchGone) {
+		if err := e.RestoreBatch(e.ctx(), "other", "next", b); !errors.Is(err, vote.ErrBatchGone) {
 			e.Errorf("a fixed batch: %v", err)
 		}
 		e.unchanged(before, "a fixed batch")
 
 		e.must(e.CommitBatch(e.ctx(), fixed, votes))
+		before = e.dump()
+		if err := e.RestoreBatch(e.ctx(), "other", "next", b); !errors.Is(err, vote.ErrBatchGone) {
+			e.Errorf("a batch that an archiver has committed: %v", err)
+		}
+		e.unchanged(before, "a committed batch")
 		b.ID = "0-000000000002-other"
 		before = e.dump()
-		if err := e.RestoreBatch(e.ctx(), "other", b); err == nil || !strings.Contains(err.Error(), fixed.ID) {
+		if err := e.RestoreBatch(e.ctx(), "other", "next", b); err == nil || !strings.Contains(err.Error(), fixed.ID) {
 			e.Errorf("another batch's number: %v", err)
 		}
 		e.unchanged(before, "another batch's number")
@@ -119,7 +126,7 @@ func TestRestoreRefused(t *testing.T) {
 					had := e.rdb.HGet(e.ctx(), key, field).Val()
 					e.must(e.rdb.HSet(e.ctx(), key, field, v).Err())
 					before := e.dump()
-					if err := e.RestoreBatch(e.ctx(), "other", b); err == nil {
+					if err := e.RestoreBatch(e.ctx(), "other", "next", b); err == nil {
 						e.Errorf("%s is %s, and no error", field, v)
 					}
 					e.unchanged(before, field+" is "+v)
@@ -131,8 +138,69 @@ func TestRestoreRefused(t *testing.T) {
 				}
 			}
 		}
-		e.must(e.RestoreBatch(e.ctx(), "other", b))
+		e.must(e.RestoreBatch(e.ctx(), "other", "next", b))
 		e.conserved("p")
+		// A token that was used, and a repeated call that another restore overtook.
+		lost("with a token that was used", "other")
+		e.must(e.BeginRestore(e.ctx(), 0, "another"))
+		before = e.dump()
+		if err := e.RestoreBatch(e.ctx(), "other", "next", lostBatch(3, nil)); !errors.Is(err, vote.ErrRestoreLost) {
+			e.Errorf("repeated, after another has begun: %v", err)
+		}
+		e.unchanged(before, "repeated, after another has begun")
+	})
+}
+
+// What a restore reads comes with a new token, and only for the last one; a lost
+// reply is asked for again.
+func TestRestoreReads(t *testing.T) {
+	onBoth(t, 1, func(e *env) {
+		e.apply("p")
+		e.counted(2, 3)
+		e.archiveAll(0) // batch 1
+		e.counted(1, 2)
+		e.send(e.batch(0, "f", 1, some("p", 4)...))
+		p := testkit.NewProxy(e.T, e.addr)
+		proxied := e.open(Options{URL: p.URL(), Shards: 1})
+		token := "mine"
+		read := func(s *Store) {
+			e.Helper()
+			was := token
+			page, next, err := s.RestoreSnapshot(e.ctx(), 0, token, [3]int64{})
+			e.must(err)
+			want, err := e.Snapshot(e.ctx(), 0, nil, [3]int64{})
+			e.must(err)
+			page.Now, want.Now = time.Time{}, time.Time{}
+			if !reflect.DeepEqual(page, want) {
+				e.Errorf("page %+v, want %+v", page, want)
+			}
+			batches, last, err := s.RestoreBatches(e.ctx(), 0, next, []uint64{1, 2})
+			e.must(err)
+			known, err := e.Batches(e.ctx(), 0, []uint64{1, 2})
+			if err != nil || len(known.Committed) != 1 || !reflect.DeepEqual(batches, known) {
+				e.Errorf("batches %+v, want %+v (%v)", batches, known, err)
+			}
+			if token = last; token != e.rdb.HGet(e.ctx(), "ledger:{0}", "restore").Val() {
+				e.Errorf("%s is not the token", token)
+			}
+			before := e.dump()
+			for _, old := range []string{"", was, next} {
+				if _, _, err := s.RestoreSnapshot(e.ctx(), 0, old, [3]int64{}); !errors.Is(err, vote.ErrRestoreLost) {
+					e.Errorf("snapshot with an old token: %v", err)
+				}
+				if _, _, err := s.RestoreBatches(e.ctx(), 0, old, nil); !errors.Is(err, vote.ErrRestoreLost) {
+					e.Errorf("batches with an old token: %v", err)
+				}
+			}
+			e.unchanged(before, "with an old token")
+		}
+		e.must(e.BeginRestore(e.ctx(), 0, token))
+		read(e.Store)
+		e.must(e.rdb.ScriptFlush(e.ctx()).Err())
+		read(e.Store)
+		dropped := p.DropNext(func(cmd []string) bool { return strings.EqualFold(cmd[0], "exec") })
+		read(proxied)
+		<-dropped
 	})
 }
 
@@ -145,7 +213,7 @@ func TestCommitAfterRestore(t *testing.T) {
 		_, err := e.FixBatch(e.ctx(), b, "")
 		e.must(err)
 		e.must(e.BeginRestore(e.ctx(), 0, "mine"))
-		e.must(e.RestoreBatch(e.ctx(), "mine", lostBatch(2, vote.Tally{"ana": 1})))
+		e.must(e.RestoreBatch(e.ctx(), "mine", "next", lostBatch(2, vote.Tally{"ana": 1})))
 		for range 2 {
 			e.must(e.CommitBatch(e.ctx(), b, votes))
 			_, page, err := snapshot(e.ctx(), e.Store, 0, nil)
@@ -164,7 +232,7 @@ func TestCommitAfterRestore(t *testing.T) {
 		b, votes = planBatch(0, 4, e.counted(1, 1))
 		_, err = e.FixBatch(e.ctx(), b, "")
 		e.must(err)
-		e.must(e.RestoreBatch(e.ctx(), "mine", lostBatch(4, nil)))
+		e.must(e.RestoreBatch(e.ctx(), "next", "last", lostBatch(4, nil)))
 		before := e.dump()
 		if err := e.CommitBatch(e.ctx(), b, votes); err == nil || errors.Is(err, vote.ErrBatchGone) {
 			e.Errorf("a number twice: %v", err)

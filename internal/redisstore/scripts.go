@@ -16,7 +16,7 @@ type scripts struct {
 	register, enqueue                       *redis.Script
 	read, commit                            *redis.Script
 	archiveState, archiveFix, archiveCommit *redis.Script
-	restore                                 *redis.Script
+	restore, restoreMark                    *redis.Script
 	member, claim, release                  *redis.Script
 	pollApply, pollWindow, shardPolls       *redis.Script
 	results, snapshot, queue, deadRemove    *redis.Script
@@ -31,8 +31,8 @@ func loadScripts(embedded bool) (scripts, error) {
 		"register": &s.register, "enqueue": &s.enqueue,
 		"read": &s.read, "commit": &s.commit,
 		"archive_state": &s.archiveState, "archive_fix": &s.archiveFix, "archive_commit": &s.archiveCommit,
-		"restore": &s.restore,
-		"member":  &s.member, "claim": &s.claim, "release": &s.release,
+		"restore": &s.restore, "restore_mark": &s.restoreMark,
+		"member": &s.member, "claim": &s.claim, "release": &s.release,
 		"poll_apply": &s.pollApply, "poll_window": &s.pollWindow, "shard_polls": &s.shardPolls,
 		"results": &s.results, "snapshot": &s.snapshot, "queue": &s.queue, "dead_remove": &s.deadRemove,
 		"meta": &s.meta,

@@ -123,7 +123,7 @@ func TestHealthWithoutRedis(t *testing.T) {
 		"batches":   func() error { _, err := s.Batches(e.ctx(), 0, []uint64{1}); return err },
 		"number":    func() error { _, err := s.CountBatches(e.ctx(), 0); return err },
 		"begin":     func() error { return s.BeginRestore(e.ctx(), 0, "token") },
-		"restore":   func() error { return s.RestoreBatch(e.ctx(), "token", &vote.RestoredBatch{}) },
+		"restore":   func() error { return s.RestoreBatch(e.ctx(), "token", "next", &vote.RestoredBatch{}) },
 		"snapshot":  func() error { _, err := s.Snapshot(e.ctx(), 0, nil, [3]int64{}); return err },
 		"join":      func() error { _, err := s.Shares("r", "w", time.Hour).Join(e.ctx()); return err },
 		"leave":     func() error { return s.Shares("r", "w", time.Hour).Leave(e.ctx()) },
@@ -256,7 +256,7 @@ func TestACLUser(t *testing.T) {
 		"-info", "-config", "-client", "-@admin", "-@dangerous").Err())
 	s := e.open(Options{URL: "redis://paredao:p%40ss%2Fw%3Ar%23d%25%3F@" + r.Addr(), Shards: 2})
 	mainPath(t, s)
-	if h, err := s.Health(t.Context()); err != nil || h != (Health{}) {
+	if h, err := s.Health(t.Context()); err != nil || h != (Health{Servers: 1}) {
 		t.Errorf("health %+v (%v)", h, err)
 	}
 	if ok, err := s.Queue(time.Hour, 0, 0).HasRoom(t.Context()); err != nil || !ok {

@@ -114,6 +114,8 @@ func (s *Store) agree(ctx context.Context, field, value string) (string, error) 
 
 // Health is what the server says of itself.
 type Health struct {
+	// Servers is how many answered: all masters of a cluster, or the one server.
+	Servers int
 	// Problem says why votes can't be taken; empty if they can.
 	Problem string
 	// UsedMemory and MaxMemory in bytes; MaxMemory is 0 where there is no limit
@@ -143,6 +145,7 @@ func clusterHealth(ctx context.Context, c *redis.ClusterClient) (Health, error) 
 			errs = append(errs, err)
 			return nil
 		}
+		worst.Servers++
 		if worst.Problem == "" {
 			worst.Problem = h.Problem
 		}
@@ -166,7 +169,7 @@ func health(ctx context.Context, c redis.Cmdable) (Health, error) {
 	text, err := c.Info(ctx, "everything").Result()
 	if err != nil {
 		if isReply(err) {
-			return Health{}, nil // this user may not ask; the votes' own errors will tell
+			return Health{Servers: 1}, nil // this user may not ask; the votes' own errors will tell
 		}
 		return Health{}, fmt.Errorf("info: %w", err)
 	}
@@ -176,7 +179,7 @@ func health(ctx context.Context, c redis.Cmdable) (Health, error) {
 			info[k] = v
 		}
 	}
-	var h Health
+	h := Health{Servers: 1}
 	h.UsedMemory, _ = strconv.ParseInt(info["used_memory"], 10, 64)
 	h.MaxMemory, _ = strconv.ParseInt(info["maxmemory"], 10, 64)
 	major, _, _ := strings.Cut(info["redis_version"], ".")

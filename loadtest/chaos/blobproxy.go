@@ -21,6 +21,8 @@ type blobProxy struct {
 	// closes the connection in place of the answer.
 	busy, dropping     atomic.Bool
 	refused, unwitting atomic.Int64
+	// failed requests did not get through to the service, or had no answer.
+	failed atomic.Int64
 }
 
 func startBlobProxy(host string) (*blobProxy, error) {
@@ -33,7 +35,10 @@ func startBlobProxy(host string) (*blobProxy, error) {
 	// the service answers for any.
 	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: host})
 	forward.ErrorLog = log.New(io.Discard, "", 0) // it tells of answers that were dropped on purpose
-	forward.ErrorHandler = func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }
+	forward.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {
+		p.failed.Add(1)
+		panic(http.ErrAbortHandler)
+	}
 	p.server = &http.Server{
 		ReadHeaderTimeout: time.Minute,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

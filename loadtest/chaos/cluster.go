@@ -40,51 +40,50 @@ func runCluster(ctx context.Context, r *run) error {
 
 func clusterFaults(f *failover, cluster *lab.Cluster) []failoverFault {
 	// on is a fault of the master of a random shard.
-	type action = func(ctx context.Context, slot int, master *lab.Redis) error
-	on := func(fault, mend action) func(context.Context, func()) (string, error) {
-		return func(ctx context.Context, promoted func()) (string, error) {
+	type action = func(ctx context.Context, slot int, master *lab.Redis) (gone time.Time, err error)
+	type mending = func(ctx context.Context, master *lab.Redis) error
+	on := func(fault action, mend mending) func(context.Context) (string, time.Time, error) {
+		return func(ctx context.Context) (_ string, gone time.Time, err error) {
 			shard := f.random.IntN(f.r.shards)
 			slot, err := cluster.Slot(ctx, shard)
 			if err != nil {
-				return "", err
+				return "", gone, err
 			}
 			master, err := cluster.MasterOf(ctx, slot)
 			if err != nil {
-				return "", err
+				return "", gone, err
 			}
-			if err := fault(ctx, slot, master); err != nil {
-				return "", err
+			if gone, err = fault(ctx, slot, master); err != nil {
+				return "", gone, err
 			}
-			promoted()
-			if err := mend(ctx, slot, master); err != nil {
-				return "", err
+			if err := mend(ctx, master); err != nil {
+				return "", gone, err
 			}
-			return fmt.Sprintf("shard %d", shard), cluster.Settled(ctx)
+			return fmt.Sprintf("shard %d", shard), gone, cluster.Settled(ctx)
 		}
 	}
 	replaced := func(ctx context.Context, slot int, master *lab.Redis) error {
 		_, err := cluster.Promoted(ctx, slot, master)
 		return err
 	}
-	nothing := func(context.Context, int, *lab.Redis) error { return nil }
+	nothing := func(context.Context, *lab.Redis) error { return nil }
 	return []failoverFault{
-		{"kill -9 of the master, and back", true, on(func(ctx context.Context, slot int, master *lab.Redis) error {
+		{"kill -9 of the master, and back", on(func(ctx context.Context, slot int, master *lab.Redis) (time.Time, error) {
 			master.Kill()
-			return replaced(ctx, slot, master)
-		}, func(ctx context.Context, _ int, master *lab.Redis) error { return master.Start(ctx) })},
-		{"SIGSTOP of the master, until its replica is promoted", true, on(func(ctx context.Context, slot int, master *lab.Redis) error {
-			return errors.Join(master.Signal(syscall.SIGSTOP), replaced(ctx, slot, master))
-		}, func(_ context.Context, _ int, master *lab.Redis) error { return master.Signal(syscall.SIGCONT) })},
-		{"CLUSTER FAILOVER", false, on(func(ctx context.Context, slot int, master *lab.Redis) error {
-			if _, err := cluster.Failover(ctx, slot); err != nil {
-				return err
-			}
-			return replaced(ctx, slot, master)
+			return time.Now(), replaced(ctx, slot, master)
+		}, func(ctx context.Context, master *lab.Redis) error { return master.Start(ctx) })},
+		{"SIGSTOP of the master, until its replica is promoted", on(func(ctx context.Context, slot int, master *lab.Redis) (time.Time, error) {
+			err := master.Pause(ctx)
+			return time.Now(), errors.Join(err, replaced(ctx, slot, master))
+		}, func(_ context.Context, master *lab.Redis) error { return master.Signal(syscall.SIGCONT) })},
+		{"CLUSTER FAILOVER", on(func(ctx context.Context, slot int, master *lab.Redis) (time.Time, error) {
+			_, err := cluster.Failover(ctx, slot)
+			return time.Time{}, errors.Join(err, replaced(ctx, slot, master))
 		}, nothing)},
-		{"slot moved to another master and back, three times", false, on(func(ctx context.Context, slot int, master *lab.Redis) error {
+		{"slot moved to another master and back, three times", on(func(ctx context.Context, slot int, master *lab.Redis) (gone time.Time, err error) {
 			masters, err := cluster.Masters(ctx)
 			if err != nil {
-				return err
+				return gone, err
 			}
 			away := masters[0]
 			if away == master {
@@ -93,14 +92,14 @@ func clusterFaults(f *failover, cluster *lab.Cluster) []failoverFault {
 			for range 3 {
 				for _, to := range []*lab.Redis{away, master} {
 					if err := cluster.MoveSlot(ctx, slot, to); err != nil {
-						return err
+						return gone, err
 					}
 					if !wait(ctx, 300*time.Millisecond) {
-						return errors.New("interrupted")
+						return gone, errors.New("interrupted")
 					}
 				}
 			}
-			return nil
+			return gone, nil
 		}, nothing)},
 	}
 }

@@ -59,6 +59,7 @@ func runDeadConsumers(ctx context.Context, r *run) (err error) {
 	r.report.row("owner-ttl", defaultOwnerTTL)
 	r.report.row("promised: counted within", countedWithin)
 	r.report.table("Rounds", []string{"commits held at the kill", "votes waiting when the fresh one starts", "of them counted after", "first vote counted after"}, rows)
+	errs = append(errs, s.well(ctx))
 	l.stop()
 	_, err = r.judge(ctx, s, l)
 	return errors.Join(append(errs, err)...)

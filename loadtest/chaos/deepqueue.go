@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"paredao/internal/lab"
+	"paredao/internal/ledger"
 	"paredao/internal/vote"
 )
 
@@ -27,8 +27,8 @@ const (
 	// must be drained, against the short one.
 	shallowVotes = 50_000
 	deepFast     = 0.80
-	// slowCommand is in µs.
-	slowCommand = 50_000
+	// slowCommand is how long no command may take.
+	slowCommand = 50 * time.Millisecond
 )
 
 // frameKind is a way to fill the queue.
@@ -38,17 +38,14 @@ type frameKind struct {
 	votes int
 	// same makes all votes equal to the byte.
 	same bool
-	// part is how much of --votes this kind takes: frames of one vote cost far
-	// more time and memory.
-	part float64
 }
 
 func frameKinds() []frameKind {
 	return []frameKind{
-		{name: "frames of 1 to 1,024 votes", part: 1},
-		{name: "frames of one vote", votes: 1, part: 1},
-		{name: "full frames of byte-identical votes", votes: vote.MaxFrameVotes, same: true, part: 1},
-		{name: "frames of one byte-identical vote", votes: 1, same: true, part: 0.5},
+		{name: "frames of 1 to 1,024 votes"},
+		{name: "frames of one vote", votes: 1},
+		{name: "full frames of byte-identical votes", votes: vote.MaxFrameVotes, same: true},
+		{name: "frames of one byte-identical vote", votes: 1, same: true},
 	}
 }
 
@@ -59,33 +56,68 @@ type deepQueue struct {
 	rdb    *redis.Client
 	worker *lab.Daemon
 	choice string // the options' digest
+	waits  *waitWatch
+	// filled is how many votes each option has been given.
+	filled []atomic.Int64
 }
 
 // runDeepQueue fills the queue while the consumer stands still, and lets it
-// drain, deep and short in turn:
+// drain, deep and short in turn. Then the same with an archiver, which has a deep
+// list before it, and an audit:
 //
-//	redisstore.Queue ─▶ votes:{0} ─▶ one consumer
-func runDeepQueue(ctx context.Context, r *run) (err error) {
+//	redisstore.Queue ─▶ votes:{0} ─▶ one consumer ─▶ archive:{0} (─▶ one archiver)
+func runDeepQueue(ctx context.Context, r *run) error {
+	r.report.note("The votes come through the enqueue path of the api (its script, with frames made by its codec), without HTTP before it. " +
+		"Where speeds are compared there is no archiver: counted frames pile up in the archive's list, and are thrown away after each drain. " +
+		"What is counted is compared with what was enqueued, option by option, after every drain.")
+	r.report.note("The speed of a drain is measured from the first to the last commit that is seen.")
+	r.report.note("Commands over 50 ms: SLOWLOG goes by the clock, and so counts what redis-server waits for a processor that others have. "+
+		"An entry is not held against a command if in some stretch of time that is as long as the entry, and lies where it may lie, "+
+		"redis-server was ready to run and had no processor for all of it but %s (Linux's schedstat, looked at every %s).", slowCommand, waitSampled)
+	r.report.headline("A deep queue is drained about as fast as a short one, no command stood in the others' way, and the tally is what was enqueued, option by option. " +
+		"(These votes have no receipts to be compared one by one.)")
+	return errors.Join(r.deepSpeeds(ctx), r.deepArchive(ctx))
+}
+
+// deepStack starts a stack with a consumer and so many archivers.
+func (r *run) deepStack(ctx context.Context, name string, archivers int) (*deepQueue, error) {
+	dir, err := r.folder(name)
+	if err != nil {
+		return nil, err
+	}
+	choices := overloadVotes()
 	s, err := startStack(ctx, stackParams{
-		bin: r.bin, dir: r.dir, root: r.root, shards: 1, fsync: r.fsyncOr("no"), consumers: 1, choices: overloadVotes(),
+		bin: r.bin, dir: dir, root: r.root, shards: 1, fsync: r.fsyncOr("no"), consumers: 1, archivers: archivers, choices: choices,
 	})
+	if err != nil {
+		return nil, err
+	}
+	d := &deepQueue{
+		r: r, s: s, worker: s.consumers[0], choice: pollsOf(choices)[0].OptionsKey(),
+		rdb: redis.NewClient(&redis.Options{Addr: s.redis.Addr()}), waits: watchWaits(s.redis.Pid()), filled: make([]atomic.Int64, len(choices)),
+	}
+	// What else runs on the machine should show as little as it can.
+	preferred := prefer(s.redis.Pid())
+	for _, daemon := range s.daemons() {
+		preferred = errors.Join(preferred, prefer(daemon.Pid()))
+	}
+	if preferred == nil {
+		r.report.note("%s: redis-server and the daemons run at the highest priority, so that other processes of the machine disturb them less.", name)
+	}
+	return d, d.watchSlowCommands(ctx)
+}
+
+func (d *deepQueue) end(ctx context.Context, err error) error {
+	d.waits.stop()
+	return errors.Join(err, d.rdb.Close(), d.s.end(context.WithoutCancel(ctx), err != nil))
+}
+
+func (r *run) deepSpeeds(ctx context.Context) (err error) {
+	d, err := r.deepStack(ctx, "speeds", 0)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.end(context.WithoutCancel(ctx), err != nil)) }()
-	poll := pollsOf(overloadVotes())[0]
-	d := &deepQueue{r: r, s: s, worker: s.consumers[0], choice: poll.OptionsKey(), rdb: redis.NewClient(&redis.Options{Addr: s.redis.Addr()})}
-	defer d.rdb.Close()
-	if err := d.watchSlowCommands(ctx); err != nil {
-		return err
-	}
-	// SLOWLOG goes by the clock: what else runs on the machine should not show.
-	if errors.Join(prefer(s.redis.Pid()), prefer(d.worker.Pid())) == nil {
-		r.report.note("redis-server and the consumer run at the highest priority, so that other processes of the machine disturb them less.")
-	}
-	r.report.note("The votes come through the enqueue path of the api (its script, with frames made by its codec), without HTTP before it. " +
-		"There is no archiver: counted frames pile up in the archive's list, and are thrown away after each drain.")
-	r.report.note("The speed of a drain is measured from the first to the last commit that is seen.")
+	defer func() { err = d.end(ctx, err) }()
 	var rows [][]string
 	var errs []error
 	for _, kind := range frameKinds() {
@@ -97,12 +129,65 @@ func runDeepQueue(ctx context.Context, r *run) (err error) {
 	}
 	r.report.table("Votes counted a second, medians of the rounds",
 		[]string{"frames", "deep", "votes", "elements", "short", "deep, of short", "rounds deep", "rounds short"}, rows)
-	return errors.Join(append(errs, d.slowCommands(ctx))...)
+	return errors.Join(append(errs, d.slowCommands(ctx, "speeds"), d.s.healed(ctx))...)
+}
+
+// deepArchive lets the archive's list get deep while the archiver stands still,
+// in frames of one vote, which make it longest.
+func (r *run) deepArchive(ctx context.Context) (err error) {
+	d, err := r.deepStack(ctx, "archive", 1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = d.end(ctx, err) }()
+	archiver := d.s.archivers[0]
+	if err := archiver.Stop(ctx); err != nil {
+		return err
+	}
+	speed, elements, err := d.drain(ctx, frameKind{name: "frames of one vote, to be archived", votes: 1}, r.votes)
+	if err != nil {
+		return err
+	}
+	r.say("%d frames are counted, %.0f a second; now they are archived", elements, speed)
+	began := time.Now()
+	if err := archiver.Cont(); err != nil {
+		return err
+	}
+	if err := ledger.Drain(ctx, d.s.store, drainPatience, func(left string) { r.say("drain: %s", left) }); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	r.report.row("archive's list, elements", elements)
+	r.report.row("archived in", took)
+	r.report.row("votes archived a second", int64(float64(r.votes)/took.Seconds()))
+	errs := []error{d.slowCommands(ctx, "archive"), d.s.healed(ctx)}
+	out, err := d.s.tally(ctx, "audit", "--recount")
+	r.report.command("tally audit --recount", out, err)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("tally audit --recount: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+// exact compares what is counted with what was enqueued.
+func (d *deepQueue) exact(ctx context.Context) error {
+	choices := overloadVotes()
+	results, err := d.s.store.Results(ctx, choices[0].Poll)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i, c := range choices {
+		if filled, counted := d.filled[i].Load(), results.Tally[c.Option]; counted != filled {
+			errs = append(errs, fmt.Errorf("%d votes for %s were enqueued, and %d are counted", filled, c, counted))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // compare drains deep and short queues of a kind in turn.
 func (d *deepQueue) compare(ctx context.Context, kind frameKind) ([]string, error) {
-	votes := int64(float64(d.r.votes) * kind.part)
+	votes := d.r.votes
 	var deep, short []float64
 	var elements int64
 	for round := range deepRounds {
@@ -199,6 +284,9 @@ func (d *deepQueue) drainOnce(ctx context.Context, kind frameKind, votes int64) 
 			return 0, 0, context.Cause(ctx)
 		}
 	}
+	if err := d.exact(ctx); err != nil || len(d.s.archivers) > 0 {
+		return meter.speed(), elements, err
+	}
 	// In pieces: to delete a list of millions is itself a long command.
 	for {
 		n, err := d.rdb.LLen(ctx, "archive:{0}").Result()
@@ -270,6 +358,7 @@ func (d *deepQueue) filler(ctx context.Context, kind frameKind, left, elements *
 	choices, agents := overloadVotes(), agents()
 	one := vote.Vote{ID: uuid.Must(uuid.NewV7()), Poll: choices[0].Poll, Option: choices[0].Option, Client: "c29tZSBjbGllbnQ", UserAgent: agents[0]}
 	var lines, body []byte
+	given := make([]int64, len(choices))
 	for seq := uint64(1); ; seq++ {
 		n := kind.votes
 		if n == 0 {
@@ -281,14 +370,17 @@ func (d *deepQueue) filler(ctx context.Context, kind frameKind, left, elements *
 			n = int(rest)
 		}
 		lines = lines[:0]
+		clear(given)
 		for range n {
-			v := one
+			v, option := one, 0
 			if !kind.same {
+				option = random.IntN(len(choices))
 				v = vote.Vote{
-					ID: uuid.Must(uuid.NewV7()), Poll: choices[0].Poll, Option: choices[random.IntN(len(choices))].Option,
+					ID: uuid.Must(uuid.NewV7()), Poll: choices[0].Poll, Option: choices[option].Option,
 					Client: fmt.Sprintf("%016x", random.Uint64()), UserAgent: agents[random.IntN(len(agents))],
 				}
 			}
+			given[option]++
 			lines = vote.AppendVote(lines, &v)
 		}
 		body = codec.Compress(body[:0], lines, n)
@@ -302,12 +394,15 @@ func (d *deepQueue) filler(ctx context.Context, kind frameKind, left, elements *
 		if out.Polls[0] != vote.PollAccepted {
 			return fmt.Errorf("the votes were not taken: %c", out.Polls[0])
 		}
+		for i, n := range given {
+			d.filled[i].Add(n)
+		}
 		elements.Add(1)
 	}
 }
 
 func (d *deepQueue) watchSlowCommands(ctx context.Context) error {
-	for name, value := range map[string]string{"slowlog-log-slower-than": fmt.Sprint(slowCommand), "slowlog-max-len": "1000"} {
+	for name, value := range map[string]string{"slowlog-log-slower-than": fmt.Sprint(slowCommand.Microseconds()), "slowlog-max-len": "1000"} {
 		if err := d.rdb.ConfigSet(ctx, name, value).Err(); err != nil {
 			return err
 		}
@@ -316,21 +411,21 @@ func (d *deepQueue) watchSlowCommands(ctx context.Context) error {
 }
 
 // slowCommands puts Redis's own log of slow commands into the report; none may
-// be there. A redis-server that the machine did not let run shows up too, since
-// it measures by the clock.
-func (d *deepQueue) slowCommands(ctx context.Context) error {
-	entries, err := d.rdb.SlowLogGet(ctx, 1000).Result()
+// be there but those that had no processor.
+func (d *deepQueue) slowCommands(ctx context.Context, phase string) error {
+	const most = 1000
+	entries, err := d.rdb.SlowLogGet(ctx, most).Result()
 	if err != nil {
 		return err
 	}
-	d.r.report.row("commands over 50 ms", len(entries))
-	if waited, err := waitedForCPU(d.s.redis.Pid()); err == nil {
-		d.r.report.row("redis-server was ready to run and had no processor, in all", waited)
-	}
-	if len(entries) == 0 {
-		return nil
+	d.r.report.row("commands over 50 ms by the clock: "+phase, len(entries))
+	if waited, known := d.waits.sum(); known {
+		d.r.report.row("redis-server was ready to run and had no processor, in all: "+phase, waited)
+	} else {
+		d.r.report.note("%s: how long redis-server waited for a processor can't be seen here; every entry of SLOWLOG counts.", phase)
 	}
 	var rows [][]string
+	var slow []string
 	for _, e := range entries {
 		words := e.Args
 		for i, w := range words {
@@ -338,28 +433,26 @@ func (d *deepQueue) slowCommands(ctx context.Context) error {
 				words[i] = w[:40] + "…"
 			}
 		}
-		rows = append(rows, []string{e.Duration.String(), strings.Join(words[:min(len(words), 8)], " ")})
+		command := strings.Join(words[:min(len(words), 8)], " ")
+		waited := d.waits.most(e.Time.Add(-e.Duration), e.Time.Add(time.Second), e.Duration)
+		own := e.Duration - waited
+		if own > slowCommand {
+			slow = append(slow, fmt.Sprintf("%s (%s of it may be waiting): %s", e.Duration, waited, command))
+		}
+		rows = append(rows, []string{e.Duration.String(), waited.String(), command})
 	}
-	d.r.report.table("Commands over 50 ms", []string{"took", "command"}, rows)
-	return fmt.Errorf("%d commands took over 50 ms, the first %s: %s", len(entries), rows[0][0], rows[0][1])
+	d.r.report.row("of those, not explained by waiting for a processor: "+phase, len(slow))
+	if len(rows) > 0 {
+		d.r.report.table("Commands over 50 ms by the clock: "+phase, []string{"took", "of it, waited for a processor at most", "command"}, rows)
+	}
+	if len(slow) > 0 {
+		return fmt.Errorf("%d commands took over %s, the first %s", len(slow), slowCommand, slow[0])
+	}
+	return nil
 }
 
 // prefer gives a process the highest priority, if this user may.
 func prefer(pid int) error {
 	const highest = -20
 	return syscall.Setpriority(syscall.PRIO_PROCESS, pid, highest)
-}
-
-// waitedForCPU is for how long a process's main thread could have run, and did
-// not.
-func waitedForCPU(pid int) (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
-	if err != nil {
-		return 0, err
-	}
-	var ran, waited int64
-	if _, err := fmt.Sscan(string(text), &ran, &waited); err != nil {
-		return 0, err
-	}
-	return time.Duration(waited), nil
 }

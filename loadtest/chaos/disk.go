@@ -26,7 +26,7 @@ func mountDisk(dir string) (*disk, error) {
 }
 
 func (d *disk) close() error {
-	if err := unix.Unmount(d.dir, 0); err != nil {
+	if err := unix.Unmount(d.dir, unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount: %w", err)
 	}
 	return nil
@@ -53,6 +53,15 @@ func (d *disk) readOnly(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// refuses tells whether nothing can be written: it is read-only, or full.
+func (d *disk) refuses() bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.dir, &st); err != nil {
+		return false
+	}
+	return st.Flags&unix.ST_RDONLY != 0 || int64(st.Bavail)*st.Bsize <= diskRoom
 }
 
 // mend makes it large and writable again.

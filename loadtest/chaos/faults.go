@@ -2,9 +2,11 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -46,9 +48,35 @@ type counts struct {
 }
 
 // action does a fault: begins it, waits, and ends it, however ctx stands by
-// then. It returns a remark for the report. An error says that it could not be
-// done, or that something broke that should not.
-type action func(w *world, ctx context.Context, f fault) (remark string, err error)
+// then. An error says that it could not be done, or that something broke that
+// should not.
+type action func(w *world, ctx context.Context, f fault) (effect, error)
+
+// effect is what came of a fault.
+type effect struct {
+	// took says that it was seen to do what its name says.
+	took   bool
+	remark string
+}
+
+// tookEffect is a fault that can't but do what its name says.
+var tookEffect = effect{took: true}
+
+// during lets a fault's time pass and tells whether seen held at any moment of
+// it.
+func during(ctx context.Context, f fault, seen func(context.Context) bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, f.dur)
+	defer cancel()
+	for ctx.Err() == nil {
+		// What is seen as the time ends may come of that.
+		if seen(ctx) && ctx.Err() == nil {
+			<-ctx.Done()
+			return true
+		}
+		wait(ctx, 50*time.Millisecond)
+	}
+	return false
+}
 
 // errSkipped says that a fault can't be had here; the report says why.
 var errSkipped = errors.New("left out")
@@ -83,22 +111,22 @@ func killed(d *lab.Daemon) error {
 	return nil
 }
 
-func (w *world) kill(ctx context.Context, f fault) (string, error) {
+func (w *world) kill(ctx context.Context, f fault) (effect, error) {
 	d, err := w.daemon(f.target)
 	if err != nil {
-		return "", err
+		return effect{}, err
 	}
 	if err := killed(d); err != nil {
-		return "", err
+		return effect{}, err
 	}
 	wait(ctx, f.dur)
-	return "", d.Restart()
+	return tookEffect, d.Restart()
 }
 
-func (w *world) apisKill(ctx context.Context, f fault) (string, error) {
+func (w *world) apisKill(ctx context.Context, f fault) (effect, error) {
 	for _, d := range w.s.apis {
 		if err := killed(d); err != nil {
-			return "", err
+			return effect{}, err
 		}
 	}
 	wait(ctx, f.dur)
@@ -106,29 +134,29 @@ func (w *world) apisKill(ctx context.Context, f fault) (string, error) {
 	for _, d := range w.s.apis {
 		errs = append(errs, d.Restart())
 	}
-	return "", errors.Join(errs...)
+	return tookEffect, errors.Join(errs...)
 }
 
-func (w *world) pause(ctx context.Context, f fault) (string, error) {
+func (w *world) pause(ctx context.Context, f fault) (effect, error) {
 	d, err := w.daemon(f.target)
 	if err != nil {
-		return "", err
+		return effect{}, err
 	}
 	if err := d.Stop(ctx); err != nil {
-		return "", errors.Join(err, d.Cont())
+		return effect{}, errors.Join(err, d.Cont())
 	}
 	wait(ctx, f.dur)
-	return "", d.Cont()
+	return tookEffect, d.Cont()
 }
 
 // rollingRestart restarts one api after the other, each when the one before is
 // ready again.
-func (w *world) rollingRestart(ctx context.Context, _ fault) (string, error) {
+func (w *world) rollingRestart(ctx context.Context, _ fault) (effect, error) {
 	ctx, cancel := after(ctx)
 	defer cancel()
 	for _, d := range w.s.apis {
 		if !d.Running() {
-			return "", fmt.Errorf("%s had ended by itself", d.Name())
+			return effect{}, fmt.Errorf("%s had ended by itself", d.Name())
 		}
 		name := d.Name()
 		code, err := d.Term(ctx)
@@ -136,20 +164,35 @@ func (w *world) rollingRestart(ctx context.Context, _ fault) (string, error) {
 			err = fmt.Errorf("%s ended with %d after SIGTERM", name, code)
 		}
 		if err := errors.Join(err, d.Restart()); err != nil {
-			return "", err
+			return effect{}, err
 		}
 		if err := d.Ready(ctx); err != nil {
-			return "", err
+			return effect{}, err
 		}
 	}
-	return "", nil
+	return tookEffect, nil
 }
 
 // redisKill kills the server, and starts it again on its files.
-func (w *world) redisKill(ctx context.Context, f fault) (string, error) {
+func (w *world) redisKill(ctx context.Context, f fault) (effect, error) {
 	w.s.redis.Kill()
 	wait(ctx, f.dur)
-	return w.redisUp(ctx)
+	remark, err := w.redisUp(ctx)
+	return effect{true, remark}, err
+}
+
+// redisMended makes the server take writes again, whatever a fault that failed
+// has left it as.
+func (w *world) redisMended(ctx context.Context) error {
+	if !w.s.redis.Running() {
+		if _, err := w.redisUp(ctx); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		w.s.redis.Signal(syscall.SIGCONT), w.redis.ReplicaOf(ctx, "NO", "ONE").Err(),
+		w.redis.ConfigSet(ctx, "save", "").Err(), w.redis.ConfigSet(ctx, "maxmemory", "0").Err(),
+	)
 }
 
 // redisUp starts the server, and waits until it has its data.
@@ -185,7 +228,13 @@ func (w *world) redisUp(ctx context.Context) (string, error) {
 }
 
 // ping asks over a connection of its own, without a client that hides LOADING.
-func ping(ctx context.Context, addr string) string {
+func ping(ctx context.Context, addr string) string { return ask(ctx, addr, "PING\r\n") }
+
+// pong is what a Redis answers that is well.
+const pong = "+PONG"
+
+// ask sends a text and returns the answer's first line, or what went wrong.
+func ask(ctx context.Context, addr, text string) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
@@ -193,8 +242,9 @@ func ping(ctx context.Context, addr string) string {
 		return err.Error()
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Second))
-	if _, err := c.Write([]byte("PING\r\n")); err != nil {
+	deadline, _ := ctx.Deadline()
+	_ = c.SetDeadline(deadline)
+	if _, err := io.WriteString(c, text); err != nil {
 		return err.Error()
 	}
 	line, err := bufio.NewReader(c).ReadString('\n')
@@ -204,124 +254,199 @@ func ping(ctx context.Context, addr string) string {
 	return strings.TrimSpace(line)
 }
 
-func (w *world) redisPause(ctx context.Context, f fault) (string, error) {
+func (w *world) redisPause(ctx context.Context, f fault) (effect, error) {
 	if err := w.s.redis.Signal(syscall.SIGSTOP); err != nil {
-		return "", err
+		return effect{}, err
 	}
-	wait(ctx, f.dur)
-	return "", w.s.redis.Signal(syscall.SIGCONT)
+	silent := during(ctx, f, func(ctx context.Context) bool { return ping(ctx, w.s.redis.Addr()) != pong })
+	return effect{took: silent}, w.s.redis.Signal(syscall.SIGCONT)
+}
+
+// refuses tells whether the server answers a write with an error of a kind.
+func (w *world) refuses(ctx context.Context, kind string) bool {
+	err := w.redis.Set(ctx, "chaos:probe", 1, time.Millisecond).Err()
+	return err != nil && strings.HasPrefix(err.Error(), kind)
 }
 
 // redisReadOnly makes the server a replica of an address where nobody listens:
 // it keeps its data and takes no write.
-func (w *world) redisReadOnly(ctx context.Context, f fault) (string, error) {
+func (w *world) redisReadOnly(ctx context.Context, f fault) (effect, error) {
 	port, err := lab.FreePort()
 	if err != nil {
-		return "", err
+		return effect{}, err
 	}
 	c, cancel := after(ctx)
 	defer cancel()
 	if err := w.redis.ReplicaOf(c, "127.0.0.1", strconv.Itoa(port)).Err(); err != nil {
-		return "", err
+		return effect{}, err
 	}
-	wait(ctx, f.dur)
-	return "", w.redis.ReplicaOf(c, "NO", "ONE").Err()
+	took := during(ctx, f, func(ctx context.Context) bool { return w.refuses(ctx, "READONLY") })
+	return effect{took: took}, w.redis.ReplicaOf(c, "NO", "ONE").Err()
 }
 
 // redisMisconf makes a snapshot fail, with a folder where its file should be,
 // and the server refuse writes because of that.
-func (w *world) redisMisconf(ctx context.Context, f fault) (remark string, err error) {
+func (w *world) redisMisconf(ctx context.Context, f fault) (e effect, err error) {
 	c, cancel := after(ctx)
 	defer cancel()
-	obstacle := filepath.Join(w.s.redis.Dir, "dump.rdb")
+	// A rewrite under way would put the snapshot off, for as long as it takes.
+	resume, err := w.noRewrite(c)
+	if err != nil {
+		return e, err
+	}
+	// A name of its own for each: a snapshot that comes late after all must not
+	// stand in the way of the next fault.
+	file := fmt.Sprintf("misconf-%d.rdb", w.l.start.Add(f.at).UnixNano())
+	obstacle := filepath.Join(w.s.redis.Dir, file)
 	defer func() {
-		// Without save points the server does not mind a failed snapshot.
-		err = errors.Join(err, w.redis.ConfigSet(c, "save", "").Err(), os.RemoveAll(obstacle))
+		// Without save points the server does not mind a failed snapshot. What
+		// stands in the file's place goes when no snapshot is under way any more.
+		err = errors.Join(err, w.redis.ConfigSet(c, "save", "").Err(), w.noChild(c), os.RemoveAll(obstacle), resume())
 	}()
-	if err := os.MkdirAll(obstacle, 0o755); err != nil {
-		return "", err
+	if err := w.redis.ConfigSet(c, "dbfilename", file).Err(); err != nil {
+		return e, err
+	}
+	if err := os.Mkdir(obstacle, 0o755); err != nil {
+		return e, err
 	}
 	if err := w.redis.ConfigSet(c, "save", "86400 1000000000").Err(); err != nil {
-		return "", err
+		return e, err
 	}
-	if err := w.redis.Do(c, "BGSAVE", "SCHEDULE").Err(); err != nil && !strings.Contains(err.Error(), "already in progress") {
-		return "", err
+	if err := w.redis.BgSave(c).Err(); err != nil {
+		return e, err
 	}
-	until, stop := context.WithTimeout(ctx, f.dur+5*time.Second) // a rewrite may be under way
+	const patience = 20 * time.Second // all data are written before it fails
+	until, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	for {
-		err := w.redis.Set(c, "chaos:misconf", 1, time.Millisecond).Err()
-		if err != nil && strings.HasPrefix(err.Error(), "MISCONF") {
-			break
-		}
+	for !w.refuses(c, "MISCONF") {
 		if !wait(until, 20*time.Millisecond) {
-			return "did not come to be in time", nil
+			return effect{remark: "no write was refused in time"}, nil
 		}
 	}
 	w.counts.mu.Lock()
 	w.counts.misconf++
 	w.counts.mu.Unlock()
 	wait(ctx, f.dur)
-	return "MISCONF was answered", nil
+	return effect{true, "MISCONF was answered"}, nil
 }
 
-func (w *world) redisFull(ctx context.Context, f fault) (string, error) {
+// noRewrite keeps the server from rewriting its file, and returns when no
+// rewrite or snapshot is under way. resume lets it rewrite again.
+func (w *world) noRewrite(ctx context.Context) (resume func() error, err error) {
+	const rewrite = "auto-aof-rewrite-percentage"
+	resume = func() error {
+		c, cancel := after(ctx)
+		defer cancel()
+		return w.redis.ConfigSet(c, rewrite, "100").Err()
+	}
+	if err := w.redis.ConfigSet(ctx, rewrite, "0").Err(); err != nil {
+		return nil, err
+	}
+	if err := w.noChild(ctx); err != nil {
+		return nil, errors.Join(err, resume())
+	}
+	return resume, nil
+}
+
+// noChild waits until the server neither rewrites its file nor writes a
+// snapshot, and is not about to.
+func (w *world) noChild(ctx context.Context) error {
+	for {
+		info, err := w.redis.InfoMap(ctx, "persistence").Result()
+		if err != nil {
+			return err
+		}
+		p := info["Persistence"]
+		if p["aof_rewrite_in_progress"] == "0" && p["aof_rewrite_scheduled"] == "0" && p["rdb_bgsave_in_progress"] == "0" {
+			return nil
+		}
+		if !wait(ctx, 20*time.Millisecond) {
+			return fmt.Errorf("redis-server writes its files still: %w", context.Cause(ctx))
+		}
+	}
+}
+
+func (w *world) redisFull(ctx context.Context, f fault) (effect, error) {
 	c, cancel := after(ctx)
 	defer cancel()
-	info, err := w.redis.InfoMap(c, "memory").Result()
+	used, err := usedMemory(c, w.redis)
 	if err != nil {
-		return "", err
+		return effect{}, err
 	}
-	used, err := strconv.ParseInt(info["Memory"]["used_memory"], 10, 64)
+	before, err := replies(c, w.redis, "OOM")
 	if err != nil {
-		return "", fmt.Errorf("used_memory: %w", err)
+		return effect{}, err
 	}
+	// An api refuses votes before Redis would have to.
+	const overloaded = "503 overloaded"
+	refusals := w.l.record().Answers()[overloaded]
 	const room = 64 << 10
 	if err := w.redis.ConfigSet(c, "maxmemory", strconv.FormatInt(used+room, 10)).Err(); err != nil {
-		return "", err
+		return effect{}, err
 	}
 	wait(ctx, f.dur)
-	return fmt.Sprintf("at %d MiB", used>>20), w.redis.ConfigSet(c, "maxmemory", "0").Err()
+	refusals = w.l.record().Answers()[overloaded] - refusals
+	oom, err := replies(c, w.redis, "OOM")
+	oom -= before
+	return effect{
+		took:   oom+refusals > 0,
+		remark: fmt.Sprintf("at %d MiB; Redis said OOM %d times, the apis refused %d times", used>>20, oom, refusals),
+	}, errors.Join(err, w.redis.ConfigSet(c, "maxmemory", "0").Err())
 }
 
-func (w *world) scriptFlush(ctx context.Context, f fault) (string, error) {
-	until, cancel := context.WithTimeout(ctx, f.dur)
+func (w *world) scriptFlush(ctx context.Context, f fault) (effect, error) {
+	c, cancel := after(ctx)
 	defer cancel()
+	before, err := replies(c, w.redis, "NOSCRIPT")
+	if err != nil {
+		return effect{}, err
+	}
+	until, stop := context.WithTimeout(ctx, f.dur)
+	defer stop()
 	n := 0
 	for wait(until, 10*time.Millisecond) {
 		if err := w.redis.ScriptFlush(until).Err(); err == nil {
 			n++
 		}
 	}
-	return fmt.Sprintf("%d times", n), nil
+	missed, err := replies(c, w.redis, "NOSCRIPT")
+	missed -= before
+	return effect{missed > 0, fmt.Sprintf("%d times; a script was missed %d times", n, missed)}, err
 }
 
-func (w *world) linkCut(ctx context.Context, f fault) (string, error) {
+func (w *world) linkCut(ctx context.Context, f fault) (effect, error) {
 	p := w.s.links[f.target].proxy
 	before := p.Cut()
 	const share = 0.2
 	p.CutBefore(share)
 	wait(ctx, f.dur)
 	p.CutBefore(0)
-	return fmt.Sprintf("%d commands", p.Cut()-before), nil
+	n := p.Cut() - before
+	return effect{n > 0, fmt.Sprintf("%d commands", n)}, nil
 }
 
-func (w *world) linkDrop(ctx context.Context, f fault) (string, error) {
+func (w *world) linkDrop(ctx context.Context, f fault) (effect, error) {
 	p := w.s.links[f.target].proxy
 	before := p.Dropped()
 	const share = 0.2
 	p.DropReplies(share)
 	wait(ctx, f.dur)
 	p.DropReplies(0)
-	return fmt.Sprintf("%d replies", p.Dropped()-before), nil
+	n := p.Dropped() - before
+	return effect{n > 0, fmt.Sprintf("%d replies", n)}, nil
 }
 
-func (w *world) linkStall(ctx context.Context, f fault) (string, error) {
+func (w *world) linkStall(ctx context.Context, f fault) (effect, error) {
 	p := w.s.links[f.target].proxy
 	p.Stall()
-	wait(ctx, f.dur)
+	took := during(ctx, f, func(ctx context.Context) bool { return w.silent(ctx, p.Addr()) })
 	p.Resume()
-	return "", nil
+	return effect{took: took}, nil
+}
+
+// silent tells whether the server is well, and can't be asked over a way.
+func (w *world) silent(ctx context.Context, way string) bool {
+	return ping(ctx, way) != pong && ping(ctx, w.s.redis.Addr()) == pong
 }
 
 // toxic is what a toxiproxy may be told to do.
@@ -331,12 +456,13 @@ type toxic struct {
 	attributes map[string]any
 }
 
-// poison adds a toxic for the time of a fault.
-func (w *world) poison(ctx context.Context, t *lab.Toxi, f fault, what toxic) (_ string, err error) {
+// poison adds a toxic for the time of a fault, and tells whether seen held at
+// any moment of it.
+func (w *world) poison(ctx context.Context, t *lab.Toxi, f fault, what toxic, seen func(context.Context) bool) (e effect, err error) {
 	for _, stream := range what.streams {
 		name := what.kind + " " + stream
 		if err := t.Add(name, what.kind, stream, what.attributes); err != nil {
-			return "", err
+			return e, err
 		}
 		defer func() {
 			c, cancel := after(ctx)
@@ -344,8 +470,7 @@ func (w *world) poison(ctx context.Context, t *lab.Toxi, f fault, what toxic) (_
 			err = errors.Join(err, t.Remove(c, name))
 		}()
 	}
-	wait(ctx, f.dur)
-	return "", nil
+	return effect{took: during(ctx, f, seen)}, nil
 }
 
 var (
@@ -354,44 +479,83 @@ var (
 	both = []string{"upstream", "downstream"}
 )
 
-func (w *world) linkLatency(ctx context.Context, f fault) (string, error) {
-	return w.poison(ctx, w.s.links[f.target].toxi, f, toxic{"latency", up, map[string]any{"latency": 50, "jitter": 20}})
+// echoes returns a check that a way to Redis takes at least so long for an ECHO
+// of n bytes.
+func echoes(way *link, n int, least time.Duration) func(context.Context) bool {
+	text := fmt.Sprintf("*2\r\n$4\r\nECHO\r\n$%d\r\n%s\r\n", n, strings.Repeat("x", n))
+	return slow(way.proxy.Addr(), text, "$", least)
 }
 
-func (w *world) linkBandwidth(ctx context.Context, f fault) (string, error) {
-	return w.poison(ctx, w.s.links[f.target].toxi, f, toxic{"bandwidth", both, map[string]any{"rate": 200}})
+// slow returns a check that an answer, of which the beginning is known, takes at
+// least so long.
+func slow(addr, text, answer string, least time.Duration) func(context.Context) bool {
+	return func(ctx context.Context) bool {
+		began := time.Now()
+		return strings.HasPrefix(ask(ctx, addr, text), answer) && time.Since(began) >= least
+	}
 }
 
-func (w *world) linkReset(ctx context.Context, f fault) (string, error) {
-	return w.poison(ctx, w.s.links[f.target].toxi, f, toxic{"reset_peer", down, map[string]any{"timeout": 0}})
+func (w *world) linkLatency(ctx context.Context, f fault) (effect, error) {
+	way := w.s.links[f.target]
+	return w.poison(ctx, way.toxi, f, toxic{"latency", up, map[string]any{"latency": 50, "jitter": 20}},
+		echoes(way, 1, 30*time.Millisecond))
 }
 
-func (w *world) httpLatency(ctx context.Context, f fault) (string, error) {
-	return w.poison(ctx, w.http, f, toxic{"latency", both, map[string]any{"latency": 50, "jitter": 20}})
+func (w *world) linkBandwidth(ctx context.Context, f fault) (effect, error) {
+	way := w.s.links[f.target]
+	const bytes = 40_000 // 200 ms each way
+	return w.poison(ctx, way.toxi, f, toxic{"bandwidth", both, map[string]any{"rate": 200}}, echoes(way, bytes, 150*time.Millisecond))
 }
 
-func (w *world) httpBandwidth(ctx context.Context, f fault) (string, error) {
-	return w.poison(ctx, w.http, f, toxic{"bandwidth", both, map[string]any{"rate": 20}})
+func (w *world) linkReset(ctx context.Context, f fault) (effect, error) {
+	way := w.s.links[f.target]
+	return w.poison(ctx, way.toxi, f, toxic{"reset_peer", down, map[string]any{"timeout": 0}},
+		func(ctx context.Context) bool { return w.silent(ctx, way.proxy.Addr()) })
 }
 
-func (w *world) httpReset(ctx context.Context, f fault) (string, error) {
-	return w.poison(ctx, w.http, f, toxic{"reset_peer", down, map[string]any{"timeout": 0}})
+// look is a request to an api, whose header takes n bytes more.
+func look(n int) string {
+	return "GET / HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\nX-Pad: " + strings.Repeat("x", n) + "\r\n\r\n"
 }
 
-func (w *world) hangUps(ctx context.Context, f fault) (string, error) {
+const answersHTTP = "HTTP/1.1 "
+
+func (w *world) httpLatency(ctx context.Context, f fault) (effect, error) {
+	return w.poison(ctx, w.http, f, toxic{"latency", both, map[string]any{"latency": 50, "jitter": 20}},
+		slow(w.http.Addr(), look(1), answersHTTP, 60*time.Millisecond))
+}
+
+func (w *world) httpBandwidth(ctx context.Context, f fault) (effect, error) {
+	const bytes = 2000 // 100 ms
+	return w.poison(ctx, w.http, f, toxic{"bandwidth", both, map[string]any{"rate": 20}},
+		slow(w.http.Addr(), look(bytes), answersHTTP, 80*time.Millisecond))
+}
+
+func (w *world) httpReset(ctx context.Context, f fault) (effect, error) {
+	straight, err := w.s.apis[0].Public(ctx)
+	if err != nil {
+		return effect{}, err
+	}
+	return w.poison(ctx, w.http, f, toxic{"reset_peer", down, map[string]any{"timeout": 0}}, func(ctx context.Context) bool {
+		return !strings.HasPrefix(ask(ctx, w.http.Addr(), look(1)), answersHTTP) && strings.HasPrefix(ask(ctx, straight, look(1)), answersHTTP)
+	})
+}
+
+func (w *world) hangUps(ctx context.Context, f fault) (effect, error) {
 	const share = 0.3
 	before := w.l.record().Answers()["hung up"]
 	w.l.client.SetHangUps(share)
 	wait(ctx, f.dur)
 	w.l.client.SetHangUps(0)
-	return fmt.Sprintf("%d hang-ups", w.l.record().Answers()["hung up"]-before), nil
+	n := w.l.record().Answers()["hung up"] - before
+	return effect{n > 0, fmt.Sprintf("%d hang-ups", n)}, nil
 }
 
 // slowSenders opens connections that never finish a request.
-func (w *world) slowSenders(ctx context.Context, f fault) (string, error) {
+func (w *world) slowSenders(ctx context.Context, f fault) (effect, error) {
 	urls, err := w.s.apiURLs(ctx)
 	if err != nil {
-		return "", err
+		return effect{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.dur)
 	defer cancel()
@@ -403,7 +567,7 @@ func (w *world) slowSenders(ctx context.Context, f fault) (string, error) {
 		senders.Go(func() { sent.Add(slowSender(ctx, addr)) })
 	}
 	senders.Wait()
-	return fmt.Sprintf("%d bytes", sent.Load()), nil
+	return effect{sent.Load() > 0, fmt.Sprintf("%d bytes", sent.Load())}, nil
 }
 
 // slowSender sends a byte a second of a request whose body never comes, and
@@ -428,47 +592,51 @@ func slowSender(ctx context.Context, addr string) (sent int64) {
 	return sent
 }
 
-func (w *world) archiveGone(ctx context.Context, f fault) (string, error) {
+func (w *world) archiveGone(ctx context.Context, f fault) (effect, error) {
+	before := w.s.blobProxy.failed.Load()
 	w.s.azurite.Stop()
 	wait(ctx, f.dur)
-	return "", w.s.azurite.Start()
+	n := w.s.blobProxy.failed.Load() - before
+	return effect{n > 0, fmt.Sprintf("%d requests failed", n)}, w.s.azurite.Start()
 }
 
-func (w *world) archiveBusy(ctx context.Context, f fault) (string, error) {
+func (w *world) archiveBusy(ctx context.Context, f fault) (effect, error) {
 	p := w.s.blobProxy
 	before := p.refused.Load()
 	p.busy.Store(true)
 	wait(ctx, f.dur)
 	p.busy.Store(false)
-	return fmt.Sprintf("%d requests", p.refused.Load()-before), nil
+	n := p.refused.Load() - before
+	return effect{n > 0, fmt.Sprintf("%d requests", n)}, nil
 }
 
-func (w *world) archiveDrops(ctx context.Context, f fault) (string, error) {
+func (w *world) archiveDrops(ctx context.Context, f fault) (effect, error) {
 	p := w.s.blobProxy
 	before := p.unwitting.Load()
 	p.dropping.Store(true)
 	wait(ctx, f.dur)
 	p.dropping.Store(false)
-	return fmt.Sprintf("%d PUTs", p.unwitting.Load()-before), nil
+	n := p.unwitting.Load() - before
+	return effect{n > 0, fmt.Sprintf("%d PUTs", n)}, nil
 }
 
-func (w *world) diskFull(ctx context.Context, f fault) (string, error) {
+func (w *world) diskFull(ctx context.Context, f fault) (effect, error) {
 	return w.withDisk(ctx, f, (*disk).fill)
 }
 
-func (w *world) diskReadOnly(ctx context.Context, f fault) (string, error) {
+func (w *world) diskReadOnly(ctx context.Context, f fault) (effect, error) {
 	return w.withDisk(ctx, f, (*disk).readOnly)
 }
 
-func (w *world) withDisk(ctx context.Context, f fault, begin func(*disk, context.Context) error) (string, error) {
+func (w *world) withDisk(ctx context.Context, f fault, begin func(*disk, context.Context) error) (effect, error) {
 	if w.disk == nil {
-		return "", fmt.Errorf("%w: a file system of its own may not be mounted here", errSkipped)
+		return effect{}, fmt.Errorf("%w: a file system of its own may not be mounted here", errSkipped)
 	}
 	if err := begin(w.disk, ctx); err != nil {
-		return "", errors.Join(err, w.disk.mend())
+		return effect{}, errors.Join(err, w.disk.mend())
 	}
-	wait(ctx, f.dur)
-	return "", w.disk.mend()
+	took := during(ctx, f, func(context.Context) bool { return w.disk.refuses() })
+	return effect{took: took}, w.disk.mend()
 }
 
 // happen does every fault at its time, and returns when all have ended. An
@@ -476,13 +644,18 @@ func (w *world) withDisk(ctx context.Context, f fault, begin func(*disk, context
 func (w *world) happen(ctx context.Context, faults []fault) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	// A fault that takes longer than planned puts off the next one of its part.
+	parts := map[string]*sync.Mutex{}
+	for _, f := range faults {
+		parts[f.part()] = new(sync.Mutex)
+	}
 	var all sync.WaitGroup
 	for _, f := range faults {
 		if !wait(ctx, time.Until(w.l.start.Add(f.at))) {
 			break
 		}
 		all.Go(func() {
-			if err := w.one(ctx, f); err != nil {
+			if err := w.one(ctx, f, parts[f.part()]); err != nil {
 				cancel(fmt.Errorf("fault %q of %s: %w", f.kind.name, f.target, err))
 			}
 		})
@@ -492,21 +665,32 @@ func (w *world) happen(ctx context.Context, faults []fault) error {
 }
 
 // one does a fault and reports it.
-func (w *world) one(ctx context.Context, f fault) error {
+func (w *world) one(ctx context.Context, f fault, part *sync.Mutex) error {
+	part.Lock()
+	select {
+	case <-ctx.Done(): // it was put off, and the faults have ended
+		part.Unlock()
+		return nil
+	default:
+	}
 	w.r.say("begins: %s: %s, for %s", f.target, f.kind.name, f.dur)
-	rec := w.r.report.fault(faultRecord{At: time.Since(w.l.start), For: f.dur, Name: f.kind.name, Target: f.target})
-	remark, err := f.kind.do(w, ctx, f)
+	rec := w.r.report.fault(faultRecord{At: time.Since(w.l.start), For: f.dur, Name: f.kind.name, Target: f.target, Kind: f.kind.String()})
+	e, err := f.kind.do(w, ctx, f)
+	part.Unlock()
 	ended := time.Since(w.l.start)
-	w.r.report.change(func() { rec.For, rec.Note = ended-rec.At, remark })
+	w.r.report.change(func() { rec.For, rec.Note, rec.Took = ended-rec.At, e.remark, e.took })
+	if err == nil && !e.took && ctx.Err() != nil {
+		err = fmt.Errorf("%w, since the faults had to end", errSkipped)
+	}
 	if errors.Is(err, errSkipped) {
-		w.r.report.change(func() { rec.For, rec.Note = 0, err.Error() })
+		w.r.report.change(func() { rec.For, rec.Note, rec.Skipped = 0, err.Error(), true })
 		return nil
 	}
 	if err != nil {
 		w.r.report.change(func() { rec.Note = err.Error() })
 		return err
 	}
-	w.r.say("is over: %s: %s (%s)", f.target, f.kind.name, remark)
+	w.r.say("is over: %s: %s (%s)", f.target, f.kind.name, cmp.Or(e.remark, map[bool]string{true: "seen", false: "not seen"}[e.took]))
 	w.l.recovered(func(d time.Duration) { w.r.report.change(func() { rec.Recovery = &d }) })
 	for _, role := range []string{consumer, archiver} {
 		if strings.HasPrefix(f.target, role) || f.target == partArchive && role == archiver {

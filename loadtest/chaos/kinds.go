@@ -50,7 +50,7 @@ func kinds(p *stackParams, redisKill *kind) []*kind {
 		{name: "SIGSTOP, three times owner-ttl", targets: archivers, least: 3 * ownerTTL, most: 4 * ownerTTL, do: (*world).pause},
 		{name: "SIGSTOP", targets: apis, part: partAPIs, least: 2 * s, most: 4 * s, do: (*world).pause},
 		{name: "rolling restart, SIGTERM", targets: []string{"both apis"}, part: partAPIs, least: 3 * s, most: 5 * s, do: (*world).rollingRestart},
-		{name: "SCRIPT FLUSH, a hundred a second", targets: redis, part: partRedis, least: 3 * s, most: 5 * s, do: (*world).scriptFlush},
+		{name: "SCRIPT FLUSH, again and again", targets: redis, part: partRedis, least: 3 * s, most: 5 * s, do: (*world).scriptFlush},
 		{name: "hang-ups by 30 % of the clients", targets: []string{"clients"}, part: partClients, least: 3 * s, most: 6 * s, do: (*world).hangUps},
 		{name: "300 connections that send a byte a second", targets: []string{"apis"}, part: "slow clients", least: 4 * s, most: 8 * s, do: (*world).slowSenders},
 		{name: "latency of 100 ms", targets: []string{"HTTP of api 0"}, part: partHTTP, least: 3 * s, most: 5 * s, do: (*world).httpLatency},

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -19,7 +20,15 @@ import (
 	"paredao/internal/redisstore"
 )
 
-func main() { os.Exit(daemon.Main("chaos", mainRun)) }
+func main() {
+	var left leftovers
+	code := daemon.Main("chaos", func(ctx context.Context) error { return mainRun(ctx, &left) })
+	// After a second signal the run is still at work.
+	if err := left.clear(); err != nil {
+		fmt.Fprintf(os.Stderr, "chaos: %v; the next run removes what is left\n", err)
+	}
+	os.Exit(code)
+}
 
 // options are what the command can be told.
 type options struct {
@@ -37,6 +46,8 @@ type options struct {
 	archive     string
 	keep        bool
 	list        bool
+	// given are the flags that were given, in order.
+	given []string
 }
 
 const about = `chaos starts a whole stack of real processes on loopback (redis-server, apis,
@@ -60,7 +71,7 @@ Flags:
 //	ledger client ─▶ (toxiproxy, nginx) ─▶ apis ─▶ proxies ─▶ Redis
 //	      │                      consumers, archivers ─┘  └─▶ archive
 //	      └───────── judge, tally audit ──▶ report
-func mainRun(ctx context.Context) (err error) {
+func mainRun(ctx context.Context, left *leftovers) (err error) {
 	redisstore.DiscardClientLog()
 	o, err := parse(os.Args[1:], os.Stdout)
 	if err != nil {
@@ -73,12 +84,30 @@ func mainRun(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "paredao-chaos-*")
+	if err := o.absolute(); err != nil {
+		return fmt.Errorf("chaos: %w", err)
+	}
+	dir, err := left.folder()
 	if err != nil {
 		return fmt.Errorf("chaos: %w", err)
 	}
-	r := newRun(o, dir)
+	r := newRun(o, dir, left)
+	cleared, err := clearDead()
+	for _, dir := range cleared {
+		r.say("%s was left of a run that was killed, and is removed", dir)
+	}
+	if err != nil {
+		r.say("%v", err)
+	}
+	if err := r.report.begin(o.out); err != nil {
+		return err
+	}
 	r.report.surroundings()
+	r.say("%s, seed %d", sc.name, o.seed)
+	for _, flag := range sc.ignored(o.given) {
+		r.say("--%s does nothing here", flag)
+		r.report.note("--%s was given, and does nothing in this scenario.", flag)
+	}
 	err = sc.run(ctx, r)
 	if err == nil && ctx.Err() != nil {
 		err = errors.New("interrupted")
@@ -89,9 +118,25 @@ func mainRun(ctx context.Context) (err error) {
 	err = errors.Join(r.report.err(), r.report.write(o.out))
 	if err != nil && o.keep {
 		r.say("kept %s", dir)
+		return errors.Join(err, left.keep())
+	}
+	return errors.Join(err, left.clear())
+}
+
+// absolute makes the folders' names absolute, so that they mean the same to all
+// processes, and the report can tell them from other text.
+func (o *options) absolute() (err error) {
+	if o.bin, err = filepath.Abs(o.bin); err != nil {
 		return err
 	}
-	return errors.Join(err, os.RemoveAll(dir))
+	o.root, err = filepath.Abs(o.root)
+	return err
+}
+
+// defaults are the options when none is given.
+func defaults() options {
+	o, _ := parse(nil, io.Discard) // nothing can be wrong
+	return o
 }
 
 func parse(args []string, stdout io.Writer) (o options, err error) {
@@ -101,7 +146,7 @@ func parse(args []string, stdout io.Writer) (o options, err error) {
 	f.SortFlags = false
 	f.StringVar(&o.scenario, "scenario", "mix", "what to do, see --list")
 	f.BoolVar(&o.list, "list", false, "list the scenarios")
-	f.IntVar(&o.seconds, "seconds", 180, "how long votes are posted, in seconds")
+	f.IntVar(&o.seconds, "seconds", 180, "how long votes are posted, or one phase takes, in seconds")
 	f.Uint64Var(&o.seed, "seed", 0, "the faults follow from it (default: a random one, which is printed)")
 	f.StringVar(&o.fsync, "appendfsync", "", "Redis's appendfsync: always, everysec or no (default: the scenario's)")
 	f.IntVar(&o.shards, "queue-shards", 2, "queue shards")
@@ -124,12 +169,15 @@ func parse(args []string, stdout io.Writer) (o options, err error) {
 	case f.NArg() > 0:
 		return o, config.Usagef("unexpected argument %q; chaos takes only flags, see --help", f.Arg(0))
 	}
+	f.Visit(func(flag *pflag.Flag) { o.given = append(o.given, flag.Name) })
 	switch {
+	case o.bin == "" || o.root == "" || o.out == "":
+		err = config.Usagef("--bin, --root and --out must not be empty")
 	case o.seconds < 5 || o.seconds > 86400:
 		err = config.Usagef("wrong value %d for --seconds: must be 5 to 86400", o.seconds)
 	case o.connections < 8 || o.connections > 10000:
 		err = config.Usagef("wrong value %d for --connections: must be 8 to 10000", o.connections)
-	case o.rate < 0 || o.rate > 100_000:
+	case !(o.rate >= 0 && o.rate <= 100_000): // NaN is neither
 		err = config.Usagef("wrong value %g for --rate: must be 0 to 100000", o.rate)
 	case o.votes < 1000 || o.votes > 100_000_000:
 		err = config.Usagef("wrong value %d for --votes: must be 1000 to 100000000", o.votes)

@@ -35,8 +35,8 @@ func mixChoices() (choices []ledger.Choice, weights []int) {
 	}, []int{50, 30, 14, 3, 2, 1, 1}
 }
 
-// inVain is how many of the choices, from the end, do not exist.
-const inVain = 1
+// How many of the choices, from the end, must be refused; and do not exist.
+const refused, inVain = 2, 1
 
 // mixPlan is how a mix differs.
 type mixPlan struct {
@@ -49,6 +49,8 @@ type mixPlan struct {
 	// judgement.
 	watchAOF bool
 	settle   func(ctx context.Context, w *world) error
+	// archiveMaxAge is the archivers', if not the stack's usual one.
+	archiveMaxAge time.Duration
 }
 
 func runMix(ctx context.Context, r *run) error {
@@ -71,25 +73,47 @@ func (r *run) mix(ctx context.Context, plan mixPlan) (err error) {
 		return err
 	}
 	faults := r.schedule(&p, plan)
-	r.say("seed %d; the faults will be:\n%s", r.seed, planText(faults))
+	r.say("the faults will be:\n%s", planText(faults))
 	failed := true
 	defer func() { err = errors.Join(err, w.end(context.WithoutCancel(ctx), failed || err != nil)) }()
 	if err := w.start(ctx, p, plan); err != nil {
 		return err
 	}
 	w.describe()
-	if err := w.post(ctx, faults); err != nil {
+	err = w.post(ctx, faults)
+	if w.l == nil || ctx.Err() != nil {
 		return err
 	}
-	if plan.settle != nil {
-		if err := plan.settle(ctx, w); err != nil {
-			return err
-		}
+	if err != nil {
+		r.drain = brokenPatience
 	}
-	_, err = r.judge(ctx, w.s, w.l, w.windows()...)
+	// Whatever failed until here: what was acknowledged is compared all the same.
+	if plan.settle != nil {
+		err = errors.Join(err, plan.settle(ctx, w))
+	}
+	_, judged := r.judge(ctx, w.s, w.l, w.windows()...)
+	err = errors.Join(err, judged)
 	w.summary()
+	err = errors.Join(err, r.effects())
 	failed = err != nil
 	return err
+}
+
+// effects reports the kinds of faults that did nothing. In a long run each has
+// to have done something.
+func (r *run) effects() error {
+	const long = 10 * time.Minute
+	idle, kinds := r.report.idle()
+	r.report.row("kinds of faults injected", kinds)
+	r.report.row("of those, never seen to take effect", len(idle))
+	if len(idle) == 0 {
+		return nil
+	}
+	r.report.note("Faults that were never seen to take effect: %s.", strings.Join(idle, "; "))
+	if r.length() < long {
+		return nil
+	}
+	return fmt.Errorf("faults that never took effect: %s", strings.Join(idle, "; "))
 }
 
 // mixParams says what stack there is to be; some of that follows from the seed.
@@ -104,6 +128,9 @@ func (r *run) mixParams(w *world, plan mixPlan) (p stackParams, err error) {
 		consumerArgs: []string{"--owner-ttl=" + ownerTTL.String()},
 		archiverArgs: []string{"--owner-ttl=" + ownerTTL.String()},
 	}
+	if plan.archiveMaxAge > 0 {
+		p.archiverArgs = append(p.archiverArgs, "--archive-max-age="+plan.archiveMaxAge.String())
+	}
 	p.azurite = r.seed%2 == 0
 	if r.archive != "" {
 		p.azurite = r.archive == "azurite"
@@ -114,7 +141,7 @@ func (r *run) mixParams(w *world, plan mixPlan) (p stackParams, err error) {
 			return p, err
 		}
 		p.archiveDir = dir
-		if w.disk, err = mountDisk(dir); err != nil {
+		if w.disk, err = r.left.mount(dir); err != nil {
 			r.report.note("ENOSPC and a read-only file system were left out: %v", err)
 		}
 	}
@@ -218,23 +245,23 @@ func (w *world) ways(ctx context.Context) ([]string, error) {
 }
 
 // containerGone deletes the archive's container, while it is empty.
-func (w *world) containerGone(ctx context.Context, _ fault) (string, error) {
+func (w *world) containerGone(ctx context.Context, _ fault) (effect, error) {
 	for range w.s.blobs.List(ctx, "") {
-		return "left out, since the archive has objects already", nil
+		return effect{}, fmt.Errorf("%w, since the archive has objects already", errSkipped)
 	}
 	u, err := url.Parse(w.s.archiveURL)
 	if err != nil {
-		return "", err
+		return effect{}, err
 	}
 	c, err := container.NewClientFromConnectionString(w.s.azurite.ConnectionString(), u.Host, nil)
 	if err != nil {
-		return "", err
+		return effect{}, err
 	}
 	if _, err := c.Create(ctx, nil); err != nil && !strings.Contains(err.Error(), "ContainerAlreadyExists") {
-		return "", err
+		return effect{}, err
 	}
 	_, err = c.Delete(ctx, nil)
-	return "", err
+	return tookEffect, err
 }
 
 // post posts votes for the time of the run, while the faults happen.
@@ -249,7 +276,7 @@ func (w *world) post(ctx context.Context, faults []fault) error {
 		return err
 	}
 	const keyless, timeout = 0.3, 5 * time.Second
-	w.l, err = w.r.startLoad(ctx, ledger.Params{URLs: ways, Choices: choices, Source: source, Keyless: keyless, Timeout: timeout})
+	w.l, err = w.r.startLoad(ctx, ledger.Params{URLs: ways, Choices: choices, Source: source, Refuse: choices[len(choices)-refused:], Keyless: keyless, Timeout: timeout})
 	if err != nil {
 		return err
 	}
@@ -257,53 +284,21 @@ func (w *world) post(ctx context.Context, faults []fault) error {
 	seen, stop := context.WithCancel(ctx)
 	defer stop()
 	go w.progress(seen)
-	if err := w.happen(ctx, faults); err != nil {
-		return err
-	}
-	if err := w.healed(ctx); err != nil {
-		return err
-	}
-	if !wait(ctx, time.Until(w.l.start.Add(w.r.length()))) {
+	injected := w.happen(ctx, faults)
+	if ctx.Err() != nil {
 		return errors.New("interrupted")
 	}
-	return w.allServe(ctx)
-}
-
-// healed waits until every daemon says that it is ready, with nothing restarted
-// for it.
-func (w *world) healed(ctx context.Context) error {
-	const patience = 30 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for _, d := range w.s.daemons() {
-		if err := d.Ready(ctx); err != nil {
-			return fmt.Errorf("after the last fault: %w", err)
-		}
+	if injected != nil {
+		w.r.say("the faults end here: %v", injected)
+		injected = errors.Join(injected, w.redisMended(ctx))
 	}
-	return nil
-}
-
-// allServe sees that each api takes votes again: one that had given up would be
-// hidden behind the other.
-func (w *world) allServe(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
-	defer cancel()
-	const accepted = "paredao_votes_accepted_total"
-	for _, d := range w.s.apis {
-		before, err := d.Metric(ctx, accepted)
-		if err != nil {
-			return err
-		}
-		for now := before; now <= before; {
-			if !wait(ctx, 50*time.Millisecond) {
-				return fmt.Errorf("%s takes no votes after the last fault", d.Name())
-			}
-			if now, err = d.Metric(ctx, accepted); err != nil {
-				return err
-			}
-		}
+	if err := w.s.healed(ctx); err != nil {
+		return errors.Join(injected, err)
 	}
-	return nil
+	if injected == nil && !wait(ctx, time.Until(w.l.start.Add(w.r.length()))) {
+		return errors.New("interrupted")
+	}
+	return errors.Join(injected, w.s.allServe(ctx))
 }
 
 // progress says now and then how far it is.

@@ -123,10 +123,11 @@ func runOverload(ctx context.Context, r *run) (err error) {
 	if ctx.Err() == nil {
 		errs = append(errs, o.fill(ctx))
 	}
+	errs = append(errs, s.well(ctx))
 	o.gen.stop()
 	o.load.stop()
 	_, err = r.judge(ctx, s, o.load)
-	errs = append(errs, err, o.count(ctx))
+	errs = append(errs, err, r.count(ctx, s, o.gen))
 	return errors.Join(errs...)
 }
 
@@ -438,9 +439,9 @@ func (o *overload) untilDrained(ctx context.Context) (time.Duration, error) {
 }
 
 // count compares the generator's own books with the tally: it keeps no ids.
-func (o *overload) count(ctx context.Context) error {
-	all := o.gen.all()
-	result, err := o.s.store.Results(ctx, overloadVotes()[0].Poll)
+func (r *run) count(ctx context.Context, s *stack, gen *generator) error {
+	all := gen.all()
+	result, err := s.store.Results(ctx, overloadVotes()[0].Poll)
 	if err != nil {
 		return err
 	}
@@ -449,12 +450,12 @@ func (o *overload) count(ctx context.Context) error {
 		counted += n
 	}
 	acked := all.accepted.TotalCount()
-	o.r.report.row("generator: votes due", all.due())
-	o.r.report.row("generator: acknowledged", acked)
-	o.r.report.row("generator: refused", all.refused.TotalCount())
-	o.r.report.row("generator: without an answer that settles it", all.unsettled)
-	o.r.report.row("generator: never sent", all.unsent)
-	o.r.report.row("counted in the generator's poll", counted)
+	r.report.row("generator: votes due", all.due())
+	r.report.row("generator: acknowledged", acked)
+	r.report.row("generator: refused", all.refused.TotalCount())
+	r.report.row("generator: without an answer that settles it", all.unsettled)
+	r.report.row("generator: never sent", all.unsent)
+	r.report.row("counted in the generator's poll", counted)
 	if counted < acked || counted > acked+all.unsettled {
 		return fmt.Errorf("the generator's poll has %d votes; %d were acknowledged, %d have no answer", counted, acked, all.unsettled)
 	}

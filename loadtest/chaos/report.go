@@ -31,6 +31,7 @@ type reportData struct {
 	Seed     uint64          `json:"seed"`
 	Command  string          `json:"command"`
 	OK       bool            `json:"ok"`
+	Headline string          `json:"headline"`
 	Problems []string        `json:"problems"`
 	Rows     []reportRow     `json:"rows"`
 	Result   *ledger.Result  `json:"ledger,omitempty"`
@@ -54,6 +55,12 @@ type faultRecord struct {
 	// At is when it began, since the start of the load; For how long it was.
 	At  time.Duration `json:"at_ns"`
 	For time.Duration `json:"for_ns"`
+	// Took says that it was seen to do what its name says; Skipped that it could
+	// not be had here.
+	Took    bool `json:"took_effect"`
+	Skipped bool `json:"left_out,omitempty"`
+	// Kind tells the kinds of faults apart.
+	Kind string `json:"kind"`
 	// Name says what was done, Target to whom.
 	Name   string `json:"name"`
 	Target string `json:"target"`
@@ -66,8 +73,11 @@ type faultRecord struct {
 	Note   string         `json:"note,omitempty"`
 }
 
+// nothingLost is what a run shows whose votes were compared one by one.
+const nothingLost = "Nothing was lost, doubled or invented, and all that was promised held."
+
 func newReport(o *options) *report {
-	return &report{r: reportData{Scenario: o.scenario, Seed: o.seed, Command: commandOf(o), Problems: []string{}, Rows: []reportRow{}}}
+	return &report{r: reportData{Scenario: o.scenario, Seed: o.seed, Command: commandOf(o), Headline: nothingLost, Problems: []string{}, Rows: []reportRow{}}}
 }
 
 // surroundings says where the run takes place.
@@ -76,9 +86,23 @@ func (r *report) surroundings() {
 	r.row("redis", redisVersion())
 }
 
-// commandOf is what repeats the run.
+// commandOf is what repeats the run: make, as far as it can say it.
 func commandOf(o *options) string {
-	c := fmt.Sprintf("go run ./loadtest/chaos --scenario %s --seconds %d --seed %d --queue-shards %d --connections %d",
+	usual := defaults()
+	if o.shards == usual.shards && o.rate == usual.rate && o.votes == usual.votes {
+		c := fmt.Sprintf("make chaos SCENARIO=%s SECONDS=%d SEED=%d", o.scenario, o.seconds, o.seed)
+		if o.connections != usual.connections {
+			c += fmt.Sprintf(" CONNECTIONS=%d", o.connections)
+		}
+		if o.fsync != "" {
+			c += " FSYNC=" + o.fsync
+		}
+		if o.archive != "" {
+			c += " ARCHIVE=" + o.archive
+		}
+		return c
+	}
+	c := fmt.Sprintf("make build bin/chaos && bin/chaos --scenario %s --seconds %d --seed %d --queue-shards %d --connections %d",
 		o.scenario, o.seconds, o.seed, o.shards, o.connections)
 	if o.fsync != "" {
 		c += " --appendfsync " + o.fsync
@@ -86,7 +110,7 @@ func commandOf(o *options) string {
 	if o.rate > 0 {
 		c += fmt.Sprintf(" --rate %g", o.rate)
 	}
-	if o.scenario == "deep-queue" {
+	if o.votes != usual.votes {
 		c += fmt.Sprintf(" --votes %d", o.votes)
 	}
 	if o.archive != "" {
@@ -145,6 +169,26 @@ func (r *report) fault(f faultRecord) *faultRecord {
 	return &f
 }
 
+// idle are the kinds of faults that were injected and never seen to take
+// effect, and how many kinds there were in all.
+func (r *report) idle() (idle []string, kinds int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	took := map[string]bool{}
+	for _, f := range r.r.Faults {
+		if !f.Skipped {
+			took[f.Kind] = took[f.Kind] || f.Took
+		}
+	}
+	for kind, ok := range took {
+		if !ok {
+			idle = append(idle, kind)
+		}
+	}
+	slices.Sort(idle)
+	return idle, len(took)
+}
+
 // change changes something of the report, alone.
 func (r *report) change(f func()) {
 	r.mu.Lock()
@@ -157,13 +201,16 @@ func (r *report) judged(result *ledger.Result, l *load) {
 	r.row("votes sent", result.Sent)
 	r.row("acknowledged", result.Acked)
 	r.row("unknown, then resolved (replayed)", result.Replayed)
-	r.row("refused, as they should be", result.Refused)
+	r.row("refused", result.Refused)
+	r.row("refused, and should have been taken", result.WronglyRefused)
+	r.row("taken, and should have been refused", result.WronglyTaken)
 	r.row("unknown, without a key", result.Unknown)
 	r.row("of those in the archive", result.Taken)
 	r.row("counted", result.Counted)
 	r.row("archived", result.Archived)
 	r.row("lost", result.Lost)
 	r.row("lost in a window where that is allowed", result.LostInWindow)
+	r.row("share of the time that such windows cover", result.LossCoverage)
 	r.row("doubled", result.Doubled)
 	r.row("invented", result.Invented)
 	r.row("frames archived again, counted once", result.RepeatedFrames)
@@ -198,9 +245,29 @@ func (r *report) err() error {
 
 // conceal makes the report say instead wherever text would stand.
 func (r *report) conceal(text, instead string) {
+	if !filepath.IsAbs(text) || filepath.Dir(text) == text {
+		return // it tells nothing of this machine, and stands everywhere
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.hide = append(r.hide, [2]string{text, instead})
+}
+
+// begin tries the folder, and leaves a report there that says that the run has
+// not ended: an older one must not be taken for this run's.
+func (r *report) begin(dir string) error {
+	const pending = "the run has not ended"
+	r.fail(pending)
+	err := r.write(dir)
+	r.change(func() { r.r.Problems = []string{} })
+	return err
+}
+
+// headline says what a run has shown that has no problems.
+func (r *report) headline(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.r.Headline = text
 }
 
 // write writes report.md and report.json.
@@ -231,7 +298,7 @@ func (d *reportData) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Fault laboratory: %s, seed %d\n\n", d.Scenario, d.Seed)
 	if d.OK {
-		b.WriteString("Nothing was lost, doubled or invented, and all that was promised held.\n")
+		b.WriteString(d.Headline + "\n")
 	} else {
 		b.WriteString("**It does not hold:**\n\n")
 		for _, p := range d.Problems {
@@ -252,7 +319,7 @@ func (d *reportData) markdown() string {
 	}
 	if len(d.Faults) > 0 {
 		fmt.Fprintf(&b, "\n## Faults: %d\n\n", len(d.Faults))
-		writeTable(&b, []string{"at", "fault", "target", "for", "next acknowledged vote", "moves again", "remark"}, faultRows(d.Faults))
+		writeTable(&b, []string{"at", "fault", "target", "for", "seen", "next acknowledged vote", "moves again", "remark"}, faultRows(d.Faults))
 	}
 	if d.Result != nil && len(d.Result.Answers) > 0 {
 		b.WriteString("\n## Answers that settled nothing, and refusals\n\n")
@@ -278,8 +345,15 @@ func faultRows(faults []*faultRecord) [][]string {
 		return "after " + human(*d)
 	}
 	for _, f := range faults {
+		seen := "no"
+		switch {
+		case f.Took:
+			seen = "yes"
+		case f.Skipped:
+			seen = "left out"
+		}
 		rows = append(rows, []string{
-			fmt.Sprintf("%.1f s", f.At.Seconds()), f.Name, f.Target, fmt.Sprintf("%.1f s", f.For.Seconds()),
+			fmt.Sprintf("%.1f s", f.At.Seconds()), f.Name, f.Target, fmt.Sprintf("%.1f s", f.For.Seconds()), seen,
 			after(f.Recovery), after(f.Moving), f.Note,
 		})
 	}

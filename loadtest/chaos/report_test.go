@@ -19,9 +19,9 @@ import (
 
 func TestReport(t *testing.T) {
 	dir := t.TempDir()
-	r := newReport(&options{scenario: "mix", seconds: 60, seed: 7, shards: 2, connections: 8, fsync: "always", bin: "elsewhere"})
+	r := newReport(&options{scenario: "mix", seconds: 60, seed: 7, shards: 2, connections: 8, fsync: "always", votes: 2_000_000, bin: "elsewhere"})
 	r.conceal("/secret/place", "DIR")
-	f := r.fault(faultRecord{At: 2 * time.Second, For: time.Second, Name: "kill | -9", Target: "api 0"})
+	f := r.fault(faultRecord{At: 2 * time.Second, For: time.Second, Name: "kill | -9", Target: "api 0", Took: true})
 	r.fault(faultRecord{At: time.Second, Name: "first", Target: "redis-server"})
 	d := 1500 * time.Millisecond
 	r.change(func() { f.Recovery = &d })
@@ -33,9 +33,9 @@ func TestReport(t *testing.T) {
 	md, err := os.ReadFile(filepath.Join(dir, "report.md"))
 	require.NoError(t, err)
 	for _, want := range []string{
-		"go run ./loadtest/chaos --scenario mix --seconds 60 --seed 7 --queue-shards 2 --connections 8 --appendfsync always\n",
+		"make chaos SCENARIO=mix SECONDS=60 SEED=7 CONNECTIONS=8 FSYNC=always\n",
 		"Nothing was lost", "| votes sent | 1,234,567 |\n", "| lost | 0 |\n", "fine in DIR\n", "## `tally audit`, exit code 0\n",
-		"| 2.0 s | kill \\| -9 | api 0 | 1.0 s | after 1.500 s |  |  |\n",
+		"| 2.0 s | kill \\| -9 | api 0 | 1.0 s | yes | after 1.500 s |  |  |\n",
 	} {
 		assert.Contains(t, string(md), want)
 	}
@@ -95,12 +95,93 @@ func TestOptions(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, uint64(5), o.seed)
 	for _, args := range [][]string{
-		{"--seconds", "1"}, {"--connections", "1"}, {"--queue-shards", "0"}, {"--appendfsync", "x"}, {"--archive", "x"}, {"--what"}, {"mix"},
+		{"--seconds", "1"}, {"--connections", "1"}, {"--queue-shards", "0"}, {"--appendfsync", "x"}, {"--archive", "x"}, {"--what"}, {"mix"}, {"--rate", "NaN"}, {"--bin", ""},
 	} {
 		_, err := parse(args, io.Discard)
 		var usage *config.UsageError
 		require.ErrorAs(t, err, &usage, "%v", args)
 	}
+	sc, err := find("deep-queue")
+	require.NoError(t, err)
+	o, err = parse([]string{"--seed=1", "--rate=5", "--votes=5000"}, io.Discard)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"rate"}, sc.ignored(o.given))
 	_, err = find("nothing")
 	require.Error(t, err)
+}
+
+func TestConcealsOnlyWhatTells(t *testing.T) {
+	dir := t.TempDir()
+	r := newReport(&options{scenario: "mix"})
+	for _, text := range []string{"", ".", "./", "/", "bin/"} {
+		r.conceal(text, "HIDDEN")
+	}
+	r.row("a/b.c", 1.5)
+	require.NoError(t, r.write(dir))
+	md, err := os.ReadFile(filepath.Join(dir, "report.md"))
+	require.NoError(t, err)
+	assert.Contains(t, string(md), "| a/b.c | 1.50 |\n")
+	assert.NotContains(t, string(md), "HIDDEN")
+}
+
+// A report says from the start that its run has not ended.
+func TestReportBegins(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "out")
+	r := newReport(&options{scenario: "mix"})
+	require.NoError(t, r.begin(dir))
+	md, err := os.ReadFile(filepath.Join(dir, "report.md"))
+	require.NoError(t, err)
+	assert.Contains(t, string(md), "- the run has not ended\n")
+	require.NoError(t, r.err())
+	require.Error(t, r.begin(filepath.Join(dir, "report.md")), "a file is there")
+}
+
+func TestIdleKinds(t *testing.T) {
+	r := newReport(&options{scenario: "mix"})
+	r.fault(faultRecord{Kind: "a"})
+	r.fault(faultRecord{Kind: "a", Took: true})
+	r.fault(faultRecord{Kind: "b"})
+	r.fault(faultRecord{Kind: "c", Skipped: true})
+	idle, kinds := r.idle()
+	assert.Equal(t, []string{"b"}, idle)
+	assert.Equal(t, 2, kinds)
+}
+
+func TestMostWaiting(t *testing.T) {
+	start := time.Now()
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	const ms = time.Millisecond
+	w := &waitWatch{}
+	_, known := w.sum()
+	assert.False(t, known)
+	for _, l := range []waitLook{{at(0), 0}, {at(10), 0}, {at(20), 0}, {at(100), 0}, {at(200), 70 * ms}, {at(300), 70 * ms}} {
+		w.note(l)
+	}
+	assert.Len(t, w.looks, 4, "nothing was waited in between")
+	sum, known := w.sum()
+	assert.True(t, known)
+	assert.Equal(t, 70*ms, sum)
+	assert.Equal(t, 70*ms, w.most(at(0), at(300), 100*ms))
+	assert.Equal(t, 35*ms, w.most(at(0), at(300), 50*ms), "half of it")
+	assert.Zero(t, w.most(at(200), at(300), 100*ms))
+	assert.Equal(t, 35*ms, w.most(at(0), at(150), 100*ms), "it ends before")
+}
+
+// What a dead run has left is removed, and nothing of one that lives.
+func TestLeftovers(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	var mine, theirs leftovers
+	dir, err := mine.folder()
+	require.NoError(t, err)
+	dead, err := theirs.folder()
+	require.NoError(t, err)
+	require.NoError(t, theirs.owner.Close(), "it has died")
+	cleared, err := clearDead()
+	require.NoError(t, err)
+	assert.Equal(t, []string{dead}, cleared)
+	assert.NoDirExists(t, dead)
+	assert.DirExists(t, dir)
+	require.NoError(t, mine.clear())
+	assert.NoDirExists(t, dir)
+	require.NoError(t, mine.clear(), "again")
 }

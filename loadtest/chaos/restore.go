@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -46,11 +45,19 @@ func runRestore(ctx context.Context, r *run) (err error) {
 	if err := r.applyPolls(ctx, s, pollsOf(s.p.choices)); err != nil {
 		return err
 	}
-	if err := r.restore(ctx, s); err != nil {
+	frames, err := r.restore(ctx, s)
+	if err != nil {
 		return err
 	}
-	if err := r.nothingToRestore(ctx, s); err != nil {
+	if frames == 0 {
+		return errors.New("the audit names nothing that a new Redis lacks")
+	}
+	again, err := r.tallyRestore(ctx, s)
+	if err != nil {
 		return err
+	}
+	if again != (restored{}) {
+		return fmt.Errorf("a second restore restores %d votes again", again.votes)
 	}
 	if _, err := r.judge(ctx, s, l); err != nil {
 		return err
@@ -77,16 +84,15 @@ func (r *run) burst(ctx context.Context, s *stack, choices []ledger.Choice) (*lo
 	if err != nil {
 		return nil, err
 	}
-	l, err := r.startLoad(ctx, ledger.Params{URLs: urls, Choices: choices, Source: source, Keyless: 0.3, Duration: r.length() / 2})
+	l, err := r.startLoad(ctx, ledger.Params{URLs: urls, Choices: choices, Source: source, Keyless: 0.3})
 	if err != nil {
 		return nil, err
 	}
-	<-l.ended
-	l.stop()
-	if ctx.Err() != nil {
+	defer l.stop()
+	if !wait(ctx, r.length()/2) {
 		return nil, errors.New("interrupted")
 	}
-	return l, nil
+	return l, s.well(ctx)
 }
 
 // applyPolls defines polls as an operator would.
@@ -106,30 +112,6 @@ func (r *run) applyPolls(ctx context.Context, s *stack, polls []vote.Poll) error
 	out, err := s.tally(ctx, "polls", "apply", "-f", file)
 	if err != nil {
 		return fmt.Errorf("tally polls apply: %w: %s", err, out)
-	}
-	return nil
-}
-
-// nothingToRestore sees that a second restore finds nothing to do.
-func (r *run) nothingToRestore(ctx context.Context, s *stack) error {
-	out, err := s.tally(ctx, "restore", "--settle", "5s", "--timeout", "2m", "-o", "json")
-	if err != nil {
-		return fmt.Errorf("tally restore, again: %w", err)
-	}
-	var again struct {
-		Polls []struct {
-			Options []struct{ Votes int64 }
-		}
-	}
-	if err := json.Unmarshal(out, &again); err != nil {
-		return fmt.Errorf("tally restore, again: %w: %s", err, out)
-	}
-	for _, p := range again.Polls {
-		for _, o := range p.Options {
-			if o.Votes != 0 {
-				return fmt.Errorf("a second restore restores again: %s", out)
-			}
-		}
 	}
 	return nil
 }

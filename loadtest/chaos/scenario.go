@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 // scenario is something that can be asked of the laboratory.
 type scenario struct {
 	name, about string
+	// takes are the flags that it heeds, beside those that every one does.
+	takes string
 	// run starts what it needs, ends it, and adds to the run's report. An error
 	// says that what the scenario promises does not hold, or could not be tried.
 	run func(ctx context.Context, r *run) error
@@ -23,16 +26,28 @@ type scenario struct {
 // scenarios are all there are, one a line.
 func scenarios() []scenario {
 	return []scenario{
-		{"mix", "all faults, alone and mixed, at random; nothing acknowledged may be lost", runMix},
-		{"everysec", "the mix with appendfsync everysec, power cuts and a stale backup; then tally restore", runEverysec},
-		{"restore", "Redis is lost as a whole, and comes back from the archive", runRestore},
-		{"overload", "20 times the rated load, and a Redis that gets full: the excess is refused at once, and all is well afterwards", runOverload},
-		{"slow-senders", "2,000 clients that send a byte a second beside usual ones", runSlow},
-		{"deep-queue", "a queue 2 million votes deep is drained as fast as a short one", runDeepQueue},
-		{"sentinel", "primaries are killed, paused and replaced, and Sentinel names others", runSentinel},
-		{"cluster", "slots of a Redis Cluster move, and its masters are killed, paused and replaced", runCluster},
-		{"dead-consumers", "all consumers are killed, and a fresh one counts what they had in hand", runDeadConsumers},
+		{"mix", "all faults, alone and mixed, at random; nothing acknowledged may be lost",
+			"seconds appendfsync queue-shards connections archive", runMix},
+		{"everysec", "the mix with appendfsync everysec, power cuts and a stale backup; then tally restore",
+			"seconds appendfsync queue-shards connections archive", runEverysec},
+		{"restore", "Redis is lost as a whole, and comes back from the archive",
+			"seconds appendfsync queue-shards connections archive", runRestore},
+		{"overload", "20 times the rated load, and a Redis that gets full: the excess is refused at once, and all is well afterwards",
+			"seconds appendfsync queue-shards rate", runOverload},
+		{"slow-senders", "2,000 clients that send a byte a second beside usual ones", "seconds appendfsync queue-shards rate", runSlow},
+		{"deep-queue", "a queue 2 million votes deep is drained as fast as a short one", "appendfsync votes", runDeepQueue},
+		{"sentinel", "primaries are killed, paused and replaced, and Sentinel names others",
+			"seconds appendfsync queue-shards connections", runSentinel},
+		{"cluster", "slots of a Redis Cluster move, and its masters are killed, paused and replaced",
+			"seconds appendfsync queue-shards connections", runCluster},
+		{"dead-consumers", "all consumers are killed, and a fresh one counts what they had in hand", "seconds appendfsync", runDeadConsumers},
 	}
+}
+
+// ignored are those of the given flags that the scenario does not heed.
+func (sc *scenario) ignored(given []string) []string {
+	heeds := strings.Fields("scenario seed out bin root keep list " + sc.takes)
+	return slices.DeleteFunc(slices.Clone(given), func(flag string) bool { return slices.Contains(heeds, flag) })
 }
 
 // run is one run of a scenario.
@@ -42,12 +57,16 @@ type run struct {
 	dir    string
 	report *report
 	began  time.Time
+	left   *leftovers
+	// drain bounds the drain after a load.
+	drain time.Duration
 }
 
-func newRun(o options, dir string) *run {
-	r := &run{options: o, dir: dir, report: newReport(&o), began: time.Now()}
+func newRun(o options, dir string, left *leftovers) *run {
+	r := &run{options: o, dir: dir, report: newReport(&o), began: time.Now(), left: left, drain: drainPatience}
 	r.report.conceal(dir, "DIR")
 	r.report.conceal(o.bin+"/", "bin/")
+	r.report.conceal(o.root+"/", "")
 	return r
 }
 
@@ -117,8 +136,9 @@ func (l *load) record() *ledger.Record { return l.client.Record() }
 // with tally, and puts all of it into the report. The error says what does not
 // hold.
 func (r *run) judge(ctx context.Context, s *stack, l *load, windows ...ledger.LossWindow) (*ledger.Result, error) {
+	const most = 0.5 // else the run shows too little
 	result, err := ledger.Judge(ctx, ledger.JudgeParams{
-		Store: s.store, Blobs: s.blobs, Record: l.record(), Timeout: drainPatience, LossWindows: windows,
+		Store: s.store, Blobs: s.blobs, Record: l.record(), Timeout: r.drain, LossWindows: windows,
 		Progress: func(what string) { r.say("%s", what) },
 	})
 	if err != nil {
@@ -126,6 +146,9 @@ func (r *run) judge(ctx context.Context, s *stack, l *load, windows ...ledger.Lo
 	}
 	r.report.judged(result, l)
 	errs := []error{problems(result)}
+	if result.LossCoverage > most {
+		errs = append(errs, fmt.Errorf("votes might be lost in %.0f %% of the time: that shows too little", 100*result.LossCoverage))
+	}
 	for _, args := range [][]string{{"audit", "--recount"}, {"recount"}} {
 		out, err := s.tally(ctx, args...)
 		r.report.command("tally "+strings.Join(args, " "), out, err)
@@ -137,8 +160,9 @@ func (r *run) judge(ctx context.Context, s *stack, l *load, windows ...ledger.Lo
 	return result, errors.Join(errs...)
 }
 
-// drainPatience bounds the drain after a load.
-const drainPatience = 10 * time.Minute
+// drainPatience bounds the drain after a load, brokenPatience that after a load
+// in which something broke that should not.
+const drainPatience, brokenPatience = 10 * time.Minute, time.Minute
 
 func problems(result *ledger.Result) error {
 	if result.OK() {

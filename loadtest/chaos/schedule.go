@@ -37,6 +37,14 @@ type kind struct {
 	do    action
 }
 
+// String tells kinds apart.
+func (k *kind) String() string {
+	if len(k.targets) == 0 {
+		return k.name
+	}
+	return k.name + ": " + strings.Join(k.targets, ", ")
+}
+
 func (f fault) part() string {
 	if f.kind.part != "" {
 		return f.kind.part

@@ -12,7 +12,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func testPlan(seed uint64, length time.Duration, azurite bool) []fault {
-	r := newRun(options{seed: seed, seconds: int(length.Seconds())}, "dir")
+	r := newRun(options{seed: seed, seconds: int(length.Seconds())}, "dir", &leftovers{})
 	p := stackParams{apis: 2, consumers: 3, archivers: 2, azurite: azurite}
 	return r.schedule(&p, mixPlan{kill: killKind(length, "kill -9", (*world).redisKill)})
 }

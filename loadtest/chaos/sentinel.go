@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -34,12 +33,15 @@ type failover struct {
 // failoverFault is a fault after which another server is in charge.
 type failoverFault struct {
 	name string
-	// lossy says that votes that no replica has acknowledged may be lost.
-	lossy bool
-	// do does it to a target, calls promoted once another server is in charge,
-	// and returns when all are well again.
-	do func(ctx context.Context, promoted func()) (target string, err error)
+	// do does it to a target, and returns when all are well again. gone is when
+	// the old server could acknowledge no more votes that the new one lacks; zero
+	// if no vote may be lost.
+	do func(ctx context.Context) (target string, gone time.Time, err error)
 }
+
+// replicaLag is how much earlier than a fault votes may be that no replica has:
+// replicas acknowledge once a second.
+const replicaLag = time.Second
 
 // failovers posts votes to a stack on many servers while faults follow each
 // other, in an order that follows from the seed, and judges.
@@ -72,11 +74,23 @@ func (r *run) failovers(ctx context.Context, redisURL, settings string, faults f
 		return err
 	}
 	const keyless = 0.3
-	if f.l, err = r.startLoad(ctx, ledger.Params{URLs: urls, Choices: choices, Source: source, Keyless: keyless}); err != nil {
+	if f.l, err = r.startLoad(ctx, ledger.Params{URLs: urls, Choices: choices, Source: source, Refuse: choices[len(choices)-refused:], Keyless: keyless}); err != nil {
 		return err
 	}
 	todo := faults(f)
-	err = f.happen(ctx, todo)
+	if err = f.happen(ctx, todo); ctx.Err() != nil {
+		if f.shards != nil {
+			f.shards.stop()
+		}
+		f.l.stop()
+		return err
+	}
+	if err != nil {
+		r.say("the faults end here: %v", err)
+	}
+	if err = errors.Join(err, f.s.well(ctx)); err != nil {
+		r.drain = brokenPatience
+	}
 	if f.shards != nil {
 		f.shards.stop() // before the votes end
 		err = errors.Join(err, f.shards.verdict(r.report))
@@ -92,7 +106,8 @@ func (r *run) failovers(ctx context.Context, redisURL, settings string, faults f
 // happen lets each fault happen once before any happens again, until the time
 // is over.
 func (f *failover) happen(ctx context.Context, faults []failoverFault) error {
-	const pause = 2 * time.Second
+	// Votes may be lost around a fault; in most of the time none may.
+	const pause = 4 * time.Second
 	var left []failoverFault
 	for end := f.l.start.Add(f.r.length()); time.Now().Before(end); {
 		if !wait(ctx, pause) {
@@ -116,33 +131,30 @@ func (f *failover) happen(ctx context.Context, faults []failoverFault) error {
 func (f *failover) fault(ctx context.Context, one failoverFault) error {
 	begin := time.Now()
 	// No fault takes votes at once, so the next one comes from the new server.
-	rec := f.r.report.fault(faultRecord{At: begin.Sub(f.l.start), Name: one.name})
+	rec := f.r.report.fault(faultRecord{At: begin.Sub(f.l.start), Name: one.name, Kind: one.name})
 	f.r.say("%s", one.name)
-	window := ledger.LossWindow{From: begin}
-	target, err := one.do(ctx, func() { window.To = time.Now() })
+	target, gone, err := one.do(ctx)
+	if !gone.IsZero() && f.acks == 0 {
+		f.windows = append(f.windows, ledger.LossWindow{From: begin.Add(-replicaLag), To: gone})
+	}
 	if err != nil {
 		return err
 	}
 	end := time.Now()
-	f.r.report.change(func() { rec.Target, rec.For = target, end.Sub(begin) })
+	f.r.report.change(func() { rec.Target, rec.For, rec.Took = target, end.Sub(begin), true })
 	f.l.recovered(func(d time.Duration) { f.r.report.change(func() { rec.Recovery = &d }) })
-	if one.lossy && f.acks == 0 {
-		f.windows = append(f.windows, window)
-	}
 	return nil
 }
 
 // settle gives Redis back what only the archive has, and judges.
 func (f *failover) settle(ctx context.Context) error {
+	var errs []error
 	if len(f.windows) > 0 {
-		args := []string{"restore", "--settle=5s"} // longer than enqueue-timeout
-		out, err := f.s.tally(ctx, args...)
-		f.r.report.command("tally "+strings.Join(args, " "), out, err)
-		if err != nil {
-			return fmt.Errorf("tally restore: %w", err)
-		}
+		_, err := f.r.tallyRestore(ctx, f.s)
+		errs = append(errs, err)
 	}
 	_, err := f.r.judge(ctx, f.s, f.l, f.windows...)
+	err = errors.Join(append(errs, err)...)
 	f.r.report.row("time without any acknowledged vote, in stops over half a second", f.l.stopped().Round(time.Millisecond))
 	if stop, at := f.l.longestStop(); stop > failoverStop {
 		err = errors.Join(err, fmt.Errorf("no vote was acknowledged for %s from %s on; %s are allowed",
@@ -169,44 +181,51 @@ func runSentinel(ctx context.Context, r *run) error {
 		", min-replicas-to-write 1, min-replicas-max-lag 2; three sentinels, down-after-milliseconds 1000, failover-timeout 5000"
 	return r.failovers(ctx, sentinel.URL(), settings, func(f *failover) []failoverFault {
 		// primary is a fault of the primary, and its mending once there is another.
-		type action = func(ctx context.Context, old *lab.Redis) error
-		primary := func(fault, mend action) func(context.Context, func()) (string, error) {
-			return func(ctx context.Context, promoted func()) (string, error) {
+		type action = func(ctx context.Context, old *lab.Redis) (gone time.Time, err error)
+		type mending = func(ctx context.Context, old *lab.Redis) error
+		primary := func(fault action, mend mending) func(context.Context) (string, time.Time, error) {
+			return func(ctx context.Context) (_ string, gone time.Time, err error) {
 				old, err := sentinel.Master(ctx)
 				if err != nil {
-					return "", err
+					return "", gone, err
 				}
-				if err := fault(ctx, old); err != nil {
-					return "", err
+				if gone, err = fault(ctx, old); err != nil {
+					return "", gone, err
 				}
 				if _, err := sentinel.Promoted(ctx, old); err != nil {
-					return "", err
+					return "", gone, err
 				}
-				promoted()
 				if !wait(ctx, time.Duration(f.random.Int64N(int64(3*time.Second)))) {
-					return "", errors.New("interrupted")
+					return "", gone, errors.New("interrupted")
 				}
 				if err := mend(ctx, old); err != nil {
-					return "", err
+					return "", gone, err
 				}
-				return "the primary", sentinel.Settled(ctx)
+				return "the primary", gone, sentinel.Settled(ctx)
 			}
 		}
 		nothing := func(context.Context, *lab.Redis) error { return nil }
 		faults := []failoverFault{
-			{"kill -9, and back later", true, primary(
-				func(_ context.Context, old *lab.Redis) error { old.Kill(); return nil }, sentinel.Restart)},
-			{"SIGSTOP, until another is promoted", true, primary(
-				func(_ context.Context, old *lab.Redis) error { return old.Signal(syscall.SIGSTOP) },
-				func(_ context.Context, old *lab.Redis) error { return old.Signal(syscall.SIGCONT) })},
-			{"SENTINEL FAILOVER, with writes paused", false, primary(
-				func(ctx context.Context, _ *lab.Redis) error { return sentinel.Failover(ctx, true) }, nothing)},
+			{"kill -9, and back later", primary(func(_ context.Context, old *lab.Redis) (time.Time, error) {
+				old.Kill()
+				return time.Now(), nil
+			}, sentinel.Restart)},
+			{"SIGSTOP, until another is promoted", primary(func(ctx context.Context, old *lab.Redis) (time.Time, error) {
+				err := old.Pause(ctx)
+				return time.Now(), err
+			}, func(_ context.Context, old *lab.Redis) error { return old.Signal(syscall.SIGCONT) })},
+			{"SENTINEL FAILOVER, with writes paused", primary(func(ctx context.Context, _ *lab.Redis) (time.Time, error) {
+				return time.Time{}, sentinel.Failover(ctx, true)
+			}, nothing)},
 		}
 		if f.acks == 0 {
 			// With one of two replicas to acknowledge, the other one would do it,
 			// and the primary would take votes that the promoted one never sees.
-			faults = append(faults, failoverFault{"SENTINEL FAILOVER", true, primary(
-				func(ctx context.Context, _ *lab.Redis) error { return sentinel.Failover(ctx, false) }, nothing)})
+			faults = append(faults, failoverFault{"SENTINEL FAILOVER", primary(func(ctx context.Context, old *lab.Redis) (time.Time, error) {
+				// The old primary goes on until it is told.
+				err := errors.Join(sentinel.Failover(ctx, false), sentinel.Demoted(ctx, old))
+				return time.Now(), err
+			}, nothing)})
 		}
 		return faults
 	})

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"paredao/internal/ledger"
 )
 
 // What the scenario slow-senders does and promises.
@@ -33,12 +35,13 @@ const (
 // runSlow measures a usual client alone, then beside senders that give a byte a
 // second, then alone again:
 //
-//	generator (by clock) ──┐
-//	2,000 slow senders ────┴▶ api ─▶ Redis ◀─ consumer, archiver
+//	ledger client (few votes) ─┐
+//	generator (by clock) ──────┤
+//	2,000 slow senders ────────┴▶ api ─▶ Redis ◀─ consumer, archiver
 func runSlow(ctx context.Context, r *run) (err error) {
 	s, err := startStack(ctx, stackParams{
 		bin: r.bin, dir: r.dir, root: r.root, shards: r.shards, fsync: r.fsyncOr("everysec"),
-		apis: 1, consumers: 1, archivers: 1, choices: overloadVotes(),
+		apis: 1, consumers: 1, archivers: 1, choices: append(overloadVotes(), ledgerVotes()...),
 	})
 	if err != nil {
 		return err
@@ -65,6 +68,18 @@ func runSlow(ctx context.Context, r *run) (err error) {
 		},
 	})
 	defer gen.stop()
+	// The judge's votes are a tenth of the usual ones, on top of them.
+	source, err := ledger.Draw([]int{2, 1}, 0, r.seed)
+	if err != nil {
+		return err
+	}
+	l, err := r.startLoad(ctx, ledger.Params{
+		URLs: urls, Choices: ledgerVotes(), Source: source, Connections: 16, Keyless: 0.3, Rate: usual / 10,
+	})
+	if err != nil {
+		return err
+	}
+	defer l.stop()
 	const settle = 2 * time.Second
 	length := time.Duration(r.seconds) * time.Second
 	rss := watch(ctx, 100*time.Millisecond, func() (int64, error) { return s.apis[0].RSS() })
@@ -105,7 +120,9 @@ func runSlow(ctx context.Context, r *run) (err error) {
 		return err
 	}
 	back := rss.last(measured)
+	well := s.well(ctx)
 	gen.stop()
+	l.stop()
 
 	o := &overload{}
 	r.report.table("The usual client", o.head(), [][]string{
@@ -123,7 +140,7 @@ func runSlow(ctx context.Context, r *run) (err error) {
 	r.report.row("slow senders", slowSenders)
 	senders.addTo(r.report)
 
-	var errs []error
+	errs := []error{well}
 	holds := func(ok bool, format string, args ...any) {
 		if !ok {
 			errs = append(errs, fmt.Errorf(format, args...))
@@ -137,6 +154,8 @@ func runSlow(ctx context.Context, r *run) (err error) {
 	}
 	holds(float64(back) <= memoryBack*float64(before), "the api's memory is %.0f MiB, and was %.0f before", mib(back), mib(before))
 	holds(senders.cut.Load() > 0, "no slow sender was cut off")
+	_, err = r.judge(ctx, s, l)
+	errs = append(errs, err, r.count(ctx, s, gen))
 	return errors.Join(errs...)
 }
 

@@ -267,8 +267,54 @@ func (s *stack) tally(ctx context.Context, args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+// healed waits until every daemon says that it is ready, with nothing restarted
+// for it.
+func (s *stack) healed(ctx context.Context) error {
+	const patience = 30 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for _, d := range s.daemons() {
+		if err := d.Ready(ctx); err != nil {
+			return fmt.Errorf("after the last fault: %w", err)
+		}
+	}
+	return nil
+}
+
+// allServe sees that each api takes votes again, while they come: one that had
+// given up would be hidden behind the others.
+func (s *stack) allServe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	const accepted = "paredao_votes_accepted_total"
+	for _, d := range s.apis {
+		before, err := d.Metric(ctx, accepted)
+		if err != nil {
+			return err
+		}
+		for now := before; now <= before; {
+			if !wait(ctx, 50*time.Millisecond) {
+				return fmt.Errorf("%s takes no votes after the last fault", d.Name())
+			}
+			if now, err = d.Metric(ctx, accepted); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// well sees, while votes come, that all daemons are ready and all apis serve.
+func (s *stack) well(ctx context.Context) error {
+	if err := s.healed(ctx); err != nil {
+		return err
+	}
+	return s.allServe(ctx)
+}
+
 // end stops everything: the daemons in an orderly way, then what they need.
-// Those that were ended by a fault are left alone. After a failure it shows the
+// Those that were ended on purpose are left alone; one that has ended by itself
+// is an error. After a failure it shows the
 // ends of the logs.
 func (s *stack) end(ctx context.Context, failed bool) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
@@ -282,6 +328,9 @@ func (s *stack) end(ctx context.Context, failed bool) error {
 			if code, err = d.Term(ctx); err == nil && code != 0 {
 				err = fmt.Errorf("%s ended with %d after SIGTERM", d.Name(), code)
 			}
+		}
+		if err == nil && d.Died() {
+			err = fmt.Errorf("%s had ended by itself, with %d", d.Name(), d.ExitCode())
 		}
 		errs = append(errs, err)
 		if failed || err != nil {

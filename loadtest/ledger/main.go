@@ -70,7 +70,8 @@ are sent again with the same Idempotency-Key until they are acked or refused.
 Then it waits until the queue is counted and archived, and compares, id by id:
 every acked vote stands in the archive exactly once, with its option; nothing
 else stands there; the tallies are the acked votes; the audit with recount finds
-no difference; no list holds anything any more. That is: the ledger holds.
+no difference; no list holds anything any more; no vote was refused but those of
+--wrong, and of those none was taken. That is: the ledger holds.
 
 Break what you like meanwhile: kill consumers, archivers, apis, Redis (with
 appendfsync always), drop connections. The first Ctrl-C ends the posting and has
@@ -78,10 +79,11 @@ the votes so far judged; the second ends at once.
 
 Unless --poll names one, it opens a poll of its own, so that a running stack can
 be tested. Nobody else may vote there, and the queue must come to rest for the
-judgement.
+judgement. A poll that --poll names may close meanwhile, or lack an option: its
+votes may be refused.
 
-Exit codes: 0 the ledger holds; 1 something was lost, doubled or invented, or
-could not be judged; 2 wrong use.`,
+Exit codes: 0 the ledger holds; 1 something was lost, doubled, invented or
+wrongly refused, or could not be judged; 2 wrong use.`,
 		Example: `  ledger --votes 100000
   ledger --api http://10.0.0.7:8080 --api http://10.0.0.8:8080 --duration 60s \
          --redis-url redis://10.0.0.5:6379/0 --archive-url azblob://votes
@@ -145,7 +147,7 @@ func (o *options) run(cmd *cobra.Command) (err error) {
 	if fresh {
 		o.poll = "ledger-" + uuid.NewString()[:8]
 	}
-	client, err := o.client(options, weights)
+	client, err := o.client(options, weights, fresh)
 	if err != nil {
 		return config.Usagef("%v", err)
 	}
@@ -245,16 +247,22 @@ func (o *options) prepare(ctx context.Context, store *redisstore.Store, options 
 // noSuchOption is voted for by those votes that must be refused.
 const noSuchOption = "no-such-option"
 
-func (o *options) client(options []string, weights []int) (*ledger.Client, error) {
-	var choices []ledger.Choice
+// client makes the client. Only of a fresh poll is it known that it takes every
+// vote.
+func (o *options) client(options []string, weights []int, fresh bool) (*ledger.Client, error) {
+	var choices, refuse, either []ledger.Choice
 	sum := 0
 	for i, option := range options {
 		choices = append(choices, ledger.Choice{Poll: o.poll, Option: option})
 		sum += weights[i]
 		weights[i] *= 100 - o.wrong
 	}
+	if !fresh {
+		either = slices.Clone(choices)
+	}
 	if o.wrong > 0 && !slices.Contains(options, noSuchOption) {
-		choices = append(choices, ledger.Choice{Poll: o.poll, Option: noSuchOption})
+		refuse = append(refuse, ledger.Choice{Poll: o.poll, Option: noSuchOption})
+		choices = append(choices, refuse...)
 		weights = append(weights, sum*o.wrong)
 	}
 	source, err := ledger.Draw(weights, o.votes, o.seed)
@@ -262,7 +270,8 @@ func (o *options) client(options []string, weights []int) (*ledger.Client, error
 		return nil, err
 	}
 	return ledger.NewClient(ledger.Params{
-		URLs: o.apis, Choices: choices, Source: source, Connections: o.connections, Rate: o.rate, Keyless: float64(o.keyless) / 100,
+		URLs: o.apis, Choices: choices, Refuse: refuse, Either: either, Source: source,
+		Connections: o.connections, Rate: o.rate, Keyless: float64(o.keyless) / 100,
 		Duration: o.duration, Timeout: o.timeout, Patience: o.patience,
 	})
 }

@@ -9,7 +9,11 @@
 -- Twice: the second call renews what the first one took.
 -- allow-oom: a full Redis must still be drained, and who drains it claims first.
 local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] then
+-- A key that lives longer than any owner lets it was set before Redis's clock
+-- went back, by an owner that has not renewed it since. (Twice the time, since
+-- the other's setting may differ during a change.)
+local stale = redis.call('PTTL', KEYS[1]) > 2 * tonumber(ARGV[2])
+if owner and owner ~= ARGV[1] and not stale then
   return 0
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -10,10 +10,14 @@
 -- allow-oom: a full Redis must still be drained, by the workers listed here.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now - tonumber(ARGV[2])))
+local ttl = tonumber(ARGV[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now - ttl))
+-- No one can have been seen so late: Redis's clock has gone back since. Who is
+-- alive says so again; who is not must not stay until the clock gets there.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], string.format('(%.0f', now + ttl), '+inf')
 if ARGV[3] == '1' then
   redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
-  redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[2]) * 2)
+  redis.call('PEXPIRE', KEYS[1], ttl * 2)
 else
   redis.call('ZREM', KEYS[1], ARGV[1])
 end

@@ -4,19 +4,22 @@
 --
 -- KEYS 1 ledger:{N}  2 batch:{N}  3 batches:{N}
 --      4... tally:{N}:<poll>, one for each poll with votes
--- ARGV 1 token of the restore   2 sequence   3 id of the batch
+-- ARGV 1 last token of the restore   2 its next token   3 sequence
+--      4 id of the batch
 --      then for each poll: poll, votes, number of fields, and as many times:
 --      field, votes
--- Returns 1 when the batch is known, now or before; 0 when it is the fixed one,
---      which an archiver will commit; -1 when the ledger has another token.
---      In both latter cases nothing was changed.
+-- Returns 1 when this call has restored the batch, now or before; 0 when the
+--      batch is the fixed one, which an archiver will commit, or is committed;
+--      -1 when the ledger has another token. In both latter cases nothing was
+--      changed.
 --
--- The caller writes its token into the ledger before it looks which frames are
--- lost. Another restore's token, or none, after a failover, says that they may
--- be others by now.
+-- Each look of a restore and each batch that it adds leaves a new token. So the
+-- last one is there only if nothing that it has read or written was taken back
+-- by a failover, and no other restore has begun.
 --
--- Twice: batches:{N} has the id of the batch after the first time, in the same
+-- Twice: the ledger has this call's next token after the first time, in the same
 -- replication stream as the votes, so the second changes nothing and answers 1.
+-- If another restore began between the two, it answers -1.
 for i = 1, #KEYS do
   local got = redis.call('TYPE', KEYS[i]).ok
   if got ~= 'hash' and got ~= 'none' then
@@ -24,18 +27,19 @@ for i = 1, #KEYS do
   end
 end
 
-local known = redis.call('HGET', KEYS[3], ARGV[2])
-if known == ARGV[3] then
+local token = redis.call('HGET', KEYS[1], 'restore')
+if token == ARGV[2] then
   return 1
 end
-if known then
-  return redis.error_reply('ERR ' .. KEYS[3] .. ' ' .. ARGV[2] .. ' is batch ' .. known .. ', not ' .. ARGV[3])
-end
-if redis.call('HGET', KEYS[2], 'id') == ARGV[3] then
-  return 0
-end
-if redis.call('HGET', KEYS[1], 'restore') ~= ARGV[1] then
+if token ~= ARGV[1] then
   return -1
+end
+local known = redis.call('HGET', KEYS[3], ARGV[3])
+if known and known ~= ARGV[4] then
+  return redis.error_reply('ERR ' .. KEYS[3] .. ' ' .. ARGV[3] .. ' is batch ' .. known .. ', not ' .. ARGV[4])
+end
+if known or redis.call('HGET', KEYS[2], 'id') == ARGV[4] then
+  return 0
 end
 
 -- HINCRBY must not fail half-way: digits only, and far from 2^63.
@@ -50,7 +54,7 @@ local function add(key, field, votes)
   end
   adds[#adds + 1] = { key, field, votes }
 end
-local at = 3
+local at = 4
 for i = 4, #KEYS do
   local poll, votes, fields = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
   at = at + 3
@@ -68,18 +72,19 @@ for i, field in ipairs({ 'last_batch', 'late_batches' }) do
     bad = bad or KEYS[1] .. ' ' .. field
   end
 end
-if bad or not number(ARGV[2]) then
-  return redis.error_reply('ERR ' .. (bad or 'sequence ' .. ARGV[2]) .. ' is no number')
+if bad or not number(ARGV[3]) then
+  return redis.error_reply('ERR ' .. (bad or 'sequence ' .. ARGV[3]) .. ' is no number')
 end
 
 -- All is checked. From here on there are only writes, and none can fail.
 for _, a in ipairs(adds) do
   redis.call('HINCRBY', a[1], a[2], a[3])
 end
-if tonumber(ARGV[2]) > tonumber(counters[1] or '0') then
-  redis.call('HSET', KEYS[1], 'last_batch', ARGV[2])
+if tonumber(ARGV[3]) > tonumber(counters[1] or '0') then
+  redis.call('HSET', KEYS[1], 'last_batch', ARGV[3])
 else
   redis.call('HINCRBY', KEYS[1], 'late_batches', 1)
 end
-redis.call('HSET', KEYS[3], ARGV[2], ARGV[3])
+redis.call('HSET', KEYS[3], ARGV[3], ARGV[4])
+redis.call('HSET', KEYS[1], 'restore', ARGV[2])
 return 1
