@@ -146,7 +146,7 @@ func TestRedisRefuses(t *testing.T) {
 }
 
 // skewSource moves the clock of a program that asks the C library for the time.
-// (libfaketime does the same, but hangs in the allocator of redis-server.)
+// (libfaketime does the same, but needs care with redis-server's allocator.)
 const skewSource = `
 #define _GNU_SOURCE
 #include <sys/syscall.h>

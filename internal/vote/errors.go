@@ -23,7 +23,8 @@ var (
 	// ErrUnavailable: Redis did not acknowledge the vote in time. It may or
 	// may not have been taken.
 	ErrUnavailable = errors.New("the queue is unavailable")
-	// ErrOverloaded: refused at once, before Redis, to keep memory bounded.
+	// ErrOverloaded: refused at once, to keep memory bounded, and not taken: before
+	// Redis, or by a Redis that is full.
 	ErrOverloaded = errors.New("overloaded")
 	// ErrFlusherLost: Redis has no record of the flusher, so the fate of a
 	// frame that was sent before can't be told any more.
