@@ -14,19 +14,7 @@ import (
 // column. Its errors are those of Count.
 func Newest(o vote.Object) (newest time.Time, err error) {
 	src := &source{Object: o}
-	defer func() {
-		// The Parquet reader may panic on bytes that no writer wrote.
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-		}
-		switch {
-		case err == nil:
-		case src.failed != nil:
-			err = fmt.Errorf("read: %w", src.failed)
-		default:
-			err = fmt.Errorf("%w: %w", ErrDamaged, err)
-		}
-	}()
+	defer src.guard(&err)
 	f, err := parquet.OpenFile(src, o.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 	if err != nil {
 		return newest, fmt.Errorf("open Parquet: %w", err)

@@ -96,25 +96,29 @@ type Run struct {
 	Skip bool
 }
 
+// guard is deferred by who reads Parquet: it tells a damaged object from one that
+// could not be read.
+func (s *source) guard(err *error) {
+	// The Parquet reader may panic on bytes that no writer wrote.
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("%v", r)
+	}
+	switch {
+	case *err == nil:
+	case s.failed != nil:
+		*err = fmt.Errorf("read: %w", s.failed)
+	default:
+		*err = fmt.Errorf("%w: %w", ErrDamaged, *err)
+	}
+}
+
 // Count adds up the rows of an object by poll and option, reading only the
 // columns it needs. runs say which rows to pass over; they must cover all rows.
 // ErrDamaged says that the object is not what was written; another error, that
 // it could not be read.
 func Count(o vote.Object, runs []Run, add func(poll, field string, votes int64)) (err error) {
 	src := &source{Object: o}
-	defer func() {
-		// The Parquet reader may panic on bytes that no writer wrote.
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-		}
-		switch {
-		case err == nil:
-		case src.failed != nil:
-			err = fmt.Errorf("read: %w", src.failed)
-		default:
-			err = fmt.Errorf("%w: %w", ErrDamaged, err)
-		}
-	}()
+	defer src.guard(&err)
 	f, err := parquet.OpenFile(src, o.Size(), parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
 	if err != nil {
 		return fmt.Errorf("open Parquet: %w", err)

@@ -11,12 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"paredao/internal/blobstore"
 	"paredao/internal/lab"
 	"paredao/internal/ledger"
-	"paredao/internal/redisstore"
 	"paredao/internal/testkit"
-	"paredao/internal/vote"
 )
 
 // longestStop is how long the service may stand still when a server is lost,
@@ -38,20 +35,7 @@ type manyServers struct {
 func newStackOn(t *testing.T, url string, shards int) *manyServers {
 	t.Helper()
 	s := &manyServers{stack: &stack{t: t, shards: shards, archiveURL: "file:" + t.TempDir()}, url: url}
-	s.openArchive(blobstore.AzureCredentials{})
-	store, err := redisstore.Open(redisstore.Options{URL: url, Shards: shards})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, store.Close()) })
-	s.store = store
-	require.NoError(t, store.CheckShards(t.Context()))
-	for _, poll := range []string{openPoll, shutPoll} {
-		_, err := store.ApplyPoll(t.Context(), vote.Poll{
-			ID: poll, Title: poll, Results: vote.ResultsLive,
-			Options: []vote.Option{{ID: "ana", Name: "Ana"}, {ID: "bruno", Name: "Bruno"}, {ID: "carla", Name: "Carla"}},
-		}, vote.Window{})
-		require.NoError(t, err)
-	}
-	require.NoError(t, store.ClosePoll(t.Context(), shutPoll))
+	s.prepare(url)
 	return s
 }
 

@@ -40,8 +40,16 @@ type stack struct {
 func newStack(t *testing.T, shards int, redisArgs ...string) *stack {
 	t.Helper()
 	s := &stack{t: t, redis: testkit.Redis(t, redisArgs...), shards: shards, archiveURL: "file:" + t.TempDir()}
+	s.prepare(s.redis.URL())
+	return s
+}
+
+// prepare opens the store and a folder for the archive, and defines the polls.
+func (s *stack) prepare(url string) {
+	t := s.t
+	t.Helper()
 	s.openArchive(blobstore.AzureCredentials{})
-	store, err := redisstore.Open(redisstore.Options{URL: s.redis.URL(), Shards: shards})
+	store, err := redisstore.Open(redisstore.Options{URL: url, Shards: s.shards})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	s.store = store
@@ -54,7 +62,6 @@ func newStack(t *testing.T, shards int, redisArgs ...string) *stack {
 		require.NoError(t, err)
 	}
 	require.NoError(t, store.ClosePoll(t.Context(), shutPoll))
-	return s
 }
 
 func (s *stack) openArchive(creds blobstore.AzureCredentials) {

@@ -8,12 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"paredao/internal/lab"
 	"paredao/internal/ledger"
 )
 
@@ -82,8 +82,8 @@ func newReport(o *options) *report {
 
 // surroundings says where the run takes place.
 func (r *report) surroundings() {
-	r.row("machine", machine()+", which also ran the load generator")
-	r.row("redis", redisVersion())
+	r.row("machine", lab.Machine()+", which also ran the load generator")
+	r.row("redis", lab.RedisVersion(context.Background()))
 }
 
 // commandOf is what repeats the run: make, as far as it can say it.
@@ -395,39 +395,4 @@ func commas(n int64) string {
 		text = text[:at] + "," + text[at:]
 	}
 	return text
-}
-
-// machine describes where this runs.
-func machine() string {
-	model, memory := runtime.GOARCH, ""
-	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
-				model = strings.TrimSpace(v)
-				break
-			}
-		}
-	}
-	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
-		var kib int64
-		if _, err := fmt.Sscanf(string(b), "MemTotal: %d kB", &kib); err == nil {
-			memory = fmt.Sprintf(", %.0f GiB of memory", float64(kib)/(1<<20))
-		}
-	}
-	return fmt.Sprintf("%d × %s%s, %s/%s, %s", runtime.NumCPU(), model, memory, runtime.GOOS, runtime.GOARCH, runtime.Version())
-}
-
-func redisVersion() string {
-	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "redis-server", "--version").Output()
-	if err != nil {
-		return "unknown version"
-	}
-	for word := range strings.FieldsSeq(string(out)) { // Redis server v=7.0.15 sha=…
-		if v, ok := strings.CutPrefix(word, "v="); ok {
-			return v
-		}
-	}
-	return strings.TrimSpace(string(out))
 }

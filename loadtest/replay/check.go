@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 
@@ -88,24 +86,4 @@ func compare(out []byte, choices []ledger.Choice, counts []int64) error {
 		errs = append(errs, fmt.Errorf("total %d, not %d; pending %d; other options %v", polls[0].Total, want, polls[0].Pending, got))
 	}
 	return errors.Join(errs...)
-}
-
-// machine describes where this runs.
-func machine() string {
-	model, memory := runtime.GOARCH, ""
-	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
-				model = strings.TrimSpace(v)
-				break
-			}
-		}
-	}
-	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
-		var kib int64
-		if _, err := fmt.Sscanf(string(b), "MemTotal: %d kB", &kib); err == nil {
-			memory = fmt.Sprintf(", %.0f GiB of memory", float64(kib)/(1<<20))
-		}
-	}
-	return fmt.Sprintf("%d × %s%s, %s/%s, %s", runtime.NumCPU(), model, memory, runtime.GOOS, runtime.GOARCH, runtime.Version())
 }

@@ -16,6 +16,7 @@ import (
 
 	"paredao/internal/config"
 	"paredao/internal/daemon"
+	"paredao/internal/lab"
 	"paredao/internal/ledger"
 	"paredao/internal/redisstore"
 )
@@ -175,8 +176,8 @@ func replay(ctx context.Context, s *stack, choices []ledger.Choice, counts []int
 		result.Acked, client.Took().Seconds(), float64(result.Acked)/client.Took().Seconds(), s.o.connections)
 	fmt.Printf("drained  %.1f s later, and judged in %.1f s\n", result.Drained.Seconds(), judged.Seconds())
 	fmt.Printf("stack    1 api, %d consumers, 1 archiver, %d queue shards, archive in a folder\n", s.o.consumers, s.o.shards)
-	fmt.Printf("redis    %s, appendonly yes, appendfsync %s, over TCP on loopback\n", redisVersion(ctx), s.o.fsync)
-	fmt.Printf("machine  %s, which also ran the load generator\n", machine())
+	fmt.Printf("redis    %s, appendonly yes, appendfsync %s, over TCP on loopback\n", lab.RedisVersion(ctx), s.o.fsync)
+	fmt.Printf("machine  %s, which also ran the load generator\n", lab.Machine())
 	if len(differences) > 0 {
 		return fmt.Errorf("the replay differs: %s", strings.Join(differences, "; "))
 	}

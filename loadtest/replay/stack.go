@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -140,18 +139,4 @@ func (s *stack) end(failed bool) error {
 		errs = append(errs, s.store.Close())
 	}
 	return errors.Join(errs...)
-}
-
-func redisVersion(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, "redis-server", "--version").Output()
-	if err != nil {
-		return "unknown version"
-	}
-	f := strings.Fields(string(out)) // Redis server v=7.0.15 sha=…
-	for _, word := range f {
-		if v, ok := strings.CutPrefix(word, "v="); ok {
-			return v
-		}
-	}
-	return strings.TrimSpace(string(out))
 }
