@@ -105,16 +105,12 @@ func TestDeadMaster(t *testing.T) {
 	if _, err := l.Promoted(t.Context(), slot, dead); err != nil {
 		t.Fatal(err)
 	}
-	begun := time.Now()
 	testkit.Eventually(t, "the new master answers", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := s.ReadQueue(ctx, 0, vote.ReadLimit{Votes: 1, Bytes: 1, Elements: 1})
 		return err == nil
 	})
-	if took := time.Since(begun); took > clusterReload {
-		t.Errorf("it took %s to find it", took)
-	}
 }
 
 // The wait for votes ends in time also when Redis does not answer.
