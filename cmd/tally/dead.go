@@ -145,7 +145,7 @@ func removeDead(ctx context.Context, s *redisstore.Store, ids []string, all, req
 	}
 	for _, id := range ids {
 		if !slices.Contains(done, id) {
-			return done, fmt.Errorf("there is no dead element %s; see tally dead list", printable(id))
+			return done, fmt.Errorf("there is no dead element %s; see tally dead list", printable(config.WithoutSecret(id)))
 		}
 	}
 	return done, nil

@@ -70,12 +70,6 @@ func (a *app) restore(cmd *cobra.Command, s *redisstore.Store, b blobstore.Store
 	if p.Options, err = definedOptions(ctx, s); err != nil {
 		return err
 	}
-	if !p.DryRun {
-		// A Redis that was lost whole has no number of shards yet.
-		if err := s.CheckShards(ctx); err != nil {
-			return err
-		}
-	}
 	done, err := audit.Restore(ctx, p)
 	if err != nil {
 		err = fmt.Errorf("the restore could not be done: %w", err)

@@ -76,7 +76,7 @@ found a difference.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			err := totals.RunE(cmd, args)
 			if len(args) > 0 && errors.Is(err, vote.ErrPollNotFound) && strings.Contains(err.Error(), pollNotFound(args[0]).Error()) {
-				return config.Usagef("%.80q is neither a command nor a poll; see tally --help", args[0])
+				return config.Usagef("%.80q is neither a command nor a poll; see tally --help", config.WithoutSecret(args[0]))
 			}
 			return err
 		},
@@ -106,7 +106,7 @@ func helpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			topic, rest, err := cmd.Root().Find(args)
 			if err != nil || topic == nil || len(rest) > 0 {
-				return config.Usagef("there is no command %.80q; see tally --help", strings.Join(args, " "))
+				return config.Usagef("there is no command %.80q; see tally --help", config.WithoutSecret(strings.Join(args, " ")))
 			}
 			topic.InitDefaultHelpFlag()
 			topic.InitDefaultVersionFlag()
@@ -124,7 +124,7 @@ func (a *app) configure(cmd *cobra.Command) error {
 	switch a.output {
 	case "table", "json", "csv":
 	default:
-		return config.Usagef("--output %q: allowed are table, json, csv", a.output)
+		return config.Usagef("--output %q: allowed are table, json, csv", config.WithoutSecret(a.output))
 	}
 	a.log = a.cfg.Log.New(cmd.ErrOrStderr())
 	for _, w := range warnings {
@@ -137,7 +137,7 @@ func (a *app) configure(cmd *cobra.Command) error {
 
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return config.Usagef("%s takes no arguments, but got %.80q; see %[1]s --help", cmd.CommandPath(), args[0])
+		return config.Usagef("%s takes no arguments, but got %.80q; see %[1]s --help", cmd.CommandPath(), config.WithoutSecret(args[0]))
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func needsCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return config.Usagef("%s needs a command; see %[1]s --help", cmd.CommandPath())
 	}
-	return config.Usagef("unknown command %.80q for %q; see %[2]s --help", args[0], cmd.CommandPath())
+	return config.Usagef("unknown command %.80q for %q; see %[2]s --help", config.WithoutSecret(args[0]), cmd.CommandPath())
 }
 
 // withStore opens Redis for a command and says what to do when it is down.
@@ -259,7 +259,7 @@ func (a *app) withArchive(ctx context.Context, f func(blobstore.Store) error) er
 // pollNotFound is the store's error for a poll that is not there.
 func pollNotFound(id string) error {
 	if !vote.ValidID(id) {
-		return fmt.Errorf("poll %.80q: %w", id, vote.ErrPollNotFound) // it may hold anything
+		return fmt.Errorf("poll %.80q: %w", config.WithoutSecret(id), vote.ErrPollNotFound) // it may hold anything
 	}
 	return fmt.Errorf("poll %s: %w", id, vote.ErrPollNotFound)
 }

@@ -355,10 +355,18 @@ func TestSecrets(t *testing.T) {
 		{"bad syntax", []string{"-redis-url=" + with(":s3cr3t")}, 2},
 		{"a foreign query", []string{"--redis-url", url + "?password=s3cr3t"}, 2},
 		{"a file that is none", []string{"--redis-url", url, "--redis-password-file", c.dir}, 2},
+		{"instead of a poll", []string{with(":s3cr3t")}, 2},
+		{"instead of a poll, after a command", []string{"totals", "redis://:s3cr3t@" + r.Addr()}, 1},
+		{"where nothing belongs", []string{"restore", with(":s3cr3t")}, 2},
+		{"instead of a topic", []string{"help", with(":s3cr3t")}, 2},
+		{"instead of a form", []string{"--output", with(":s3cr3t")}, 2},
+		{"instead of a command", []string{"polls", with(":s3cr3t")}, 2},
+		{"instead of a dead element", []string{"dead", "drop", with(":s3cr3t"), "--redis-url", with(":" + escaped)}, 1},
+		{"instead of its file", []string{"--redis-url", url, "--redis-password-file", "s3cr3t"}, 2},
 		{"an archive's key", []string{"recount", "--archive-url", "azblob://votes?sig=s3cr3t"}, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := c.in(t).run(append(test.args, "-o", "json", "--log-level", "debug")...)
+			got := c.in(t).run(append([]string{"-o", "json", "--log-level", "debug"}, test.args...)...)
 			require.NotContains(t, got.stdout+got.stderr, "s3cr3t")
 			if test.code == 0 {
 				require.Equal(t, "[]\n", got.ok(t))

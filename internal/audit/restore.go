@@ -27,6 +27,8 @@ type Restorer interface {
 	// batch's lost votes, marks it as known, and puts the next token in place of
 	// the last one. They return vote.ErrRestoreLost, and change nothing, if the
 	// shard's token is another one.
+	// CheckShards fixes the number of shards, in a Redis that has none yet.
+	CheckShards(ctx context.Context) error
 	RestoreSnapshot(ctx context.Context, shard int, token string, from [3]int64) (vote.SnapshotPage, string, error)
 	RestoreBatches(ctx context.Context, shard int, token string, sequences []uint64) (vote.Batches, string, error)
 	RestoreBatch(ctx context.Context, token, next string, b *vote.RestoredBatch) error
@@ -160,14 +162,17 @@ func (r *restore) run(ctx context.Context) error {
 		return err
 	}
 	r.out.Archived = len(names)
+	if len(names) == 0 {
+		return nil
+	}
 	for _, name := range names {
 		shard, _, err := archivefile.ParseManifestName(name)
 		if err != nil {
 			return err
 		}
 		if shard >= r.p.Shards {
-			return fmt.Errorf("%s: there are %d shards (queue-shards): set Redis up with as many as the archive was written with",
-				name, r.p.Shards)
+			return fmt.Errorf("%s is of shard %d, but queue-shards is %d: it must be what the archive was written with",
+				name, shard, r.p.Shards)
 		}
 	}
 	for shard := range r.p.Shards {
@@ -603,6 +608,10 @@ func (r *restore) batch(ctx context.Context, s *shardRestore, m *archivefile.Man
 		return err
 	}
 	if !r.p.DryRun {
+		// Not before the first write: what is fixed once can't be changed.
+		if err := r.p.Redis.CheckShards(ctx); err != nil {
+			return err
+		}
 		next := uuid.NewString()
 		err := r.p.Redis.RestoreBatch(ctx, s.token, next, &vote.RestoredBatch{
 			Shard: s.shard, Sequence: m.Sequence, ID: m.Batch, Votes: totals.Votes,

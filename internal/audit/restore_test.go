@@ -509,6 +509,7 @@ func TestRestoreOvertaken(t *testing.T) {
 			r.send(0, 10)
 			r.drain()
 			r.wipe()
+			r.must(r.store.CheckShards(t.Context()))
 			failover := r.save()
 			p := r.restoring()
 			p.Redis = hookedRestorer{Restorer: r.store, before: func(*vote.RestoredBatch) { overtake(r, failover) }}
@@ -832,7 +833,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"both": {func(_ *rig, p *RestoreParams) {
 			p.Options = map[string][]string{"alpha": {"ana"}}
 		}, []string{"beta: define", `"bruno" of poll alpha, "carla" of poll alpha`}},
-		"more shards": {func(_ *rig, p *RestoreParams) { p.Shards = 1 }, []string{"manifest/1/000000000001.json", "there are 1 shards (queue-shards)"}},
+		"more shards": {func(_ *rig, p *RestoreParams) { p.Shards = 1 }, []string{"manifest/1/000000000001.json", "is of shard 1, but queue-shards is 1"}},
 		"another archive": {func(r *rig, p *RestoreParams) {
 			other := newRig(r.T, "alpha")
 			other.send(0, 3)

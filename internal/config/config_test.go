@@ -345,6 +345,17 @@ func TestTrustEveryoneWarns(t *testing.T) {
 	}
 }
 
+func TestSlowAnswersWarn(t *testing.T) {
+	for value, warns := range map[string]int{"2s": 0, "2999ms": 0, "3s": 1, "10m": 1} {
+		_, warnings, err := ParseAPI([]string{"--enqueue-timeout", value}, nil, "", io.Discard)
+		require.NoError(t, err)
+		require.Len(t, warnings, warns, value)
+		if warns > 0 {
+			assert.Contains(t, warnings[0], "enqueue-timeout")
+		}
+	}
+}
+
 func TestWhatNoSettingCanCheckAlone(t *testing.T) {
 	for _, c := range []struct {
 		args, env []string

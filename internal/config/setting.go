@@ -90,11 +90,12 @@ func (s *setting) shown(text string) string {
 	if s.show != nil {
 		return s.show(text)
 	}
-	return withoutSecret(text)
+	return WithoutSecret(text)
 }
 
-// withoutSecret hides the password of a URL that stands where none belongs.
-func withoutSecret(text string) string {
+// WithoutSecret hides the password of a URL that stands where none belongs, so
+// that the text can be shown.
+func WithoutSecret(text string) string {
 	if strings.Contains(text, "://") || strings.Contains(text, "@") {
 		return redact(text)
 	}
@@ -192,7 +193,7 @@ func FlagError(err error) error {
 
 // dashes writes a flag's name the way the user did, made safe to print.
 func dashes(name string) string {
-	name = withoutSecret(name)
+	name = WithoutSecret(name)
 	if len(name) == 1 {
 		return printable("-" + name)
 	}
@@ -223,7 +224,7 @@ func parseFlags(p program, rows rows, args []string, version string, stdout io.W
 		}
 		return ErrHelp
 	case fs.NArg() > 0:
-		return Usagef("unexpected argument %s; %s takes only flags, see --help", quote(withoutSecret(fs.Arg(0))), p.name)
+		return Usagef("unexpected argument %s; %s takes only flags, see --help", quote(WithoutSecret(fs.Arg(0))), p.name)
 	}
 	return nil
 }

@@ -94,7 +94,7 @@ func table(c *Allinone, p program) rows {
 		},
 		{
 			group: "Redis and the queue", name: "redis-password-file", who: everyone, unit: "FILE", note: "the URL's password, if it has one",
-			parse: into(&c.Redis.PasswordFile, readable),
+			parse: into(&c.Redis.PasswordFile, readable), show: redactPath,
 			usage: "file that holds Redis's password (one trailing newline is cut); read again on each reconnect",
 		},
 		{
@@ -135,7 +135,7 @@ func table(c *Allinone, p program) rows {
 		},
 		{
 			group: "Public HTTP", name: "ip-hmac-key-file", who: api | allinone, unit: "FILE", note: "a random key, kept in Redis",
-			parse: into(&c.HTTP.IPHMACKeyFile, readable),
+			parse: into(&c.HTTP.IPHMACKeyFile, readable), show: redactPath,
 			usage: "file that holds the key for --ip-privacy=hmac",
 		},
 		{
@@ -244,13 +244,24 @@ func (c *Allinone) check(rows rows, p program) error {
 
 // risks warns of settings that are allowed, but seldom meant.
 func (c *Allinone) risks() []string {
+	var all []string
 	for _, p := range c.HTTP.TrustedProxies {
 		if p.Bits() == 0 {
-			return []string{fmt.Sprintf("trusted-proxies has %s: any client can choose its own address by X-Forwarded-For", p)}
+			all = append(all, fmt.Sprintf("trusted-proxies has %s: any client can choose its own address by X-Forwarded-For", p))
+			break
 		}
 	}
-	return nil
+	if c.Enqueue.Timeout >= ArchiveSettle {
+		all = append(all, fmt.Sprintf("enqueue-timeout is %s: a vote that has no answer after %s may be archived before it has one, "+
+			"and if Redis then fails over without it, the archive has a vote that was refused", short(c.Enqueue.Timeout), short(ArchiveSettle)))
+	}
+	return all
 }
+
+// ArchiveSettle is how long archivers leave a vote alone, at least. It is above
+// the two seconds that Redis may lose under appendfsync everysec (redis.io, Redis
+// persistence).
+const ArchiveSettle = 3 * time.Second
 
 // overlap tells whether two checked addresses can't both be listened on.
 func overlap(a, b string) bool {

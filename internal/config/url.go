@@ -288,6 +288,16 @@ func redactHost(text string) string {
 	return hidden
 }
 
+// redactPath hides what may be a secret itself instead of the file that holds it.
+func redactPath(text string) string {
+	for _, start := range []string{"/", "./", "../"} {
+		if strings.HasPrefix(text, start) {
+			return text
+		}
+	}
+	return hide(text)
+}
+
 func hide(text string) string {
 	if text == "" {
 		return ""

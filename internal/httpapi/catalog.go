@@ -51,6 +51,9 @@ type entry struct {
 	optionsKey string
 	options    map[string]string // id -> itself, to be kept instead of borrowed bytes
 	results    cached[*resultsPage]
+	// over: every shard has noted that the poll has closed, and takes no vote for
+	// it any more, even if Redis's clock goes back.
+	over atomic.Bool
 }
 
 // now estimates Redis's time. It decides nothing about a vote that could still
@@ -161,12 +164,44 @@ func (c *catalog) refresh(ctx context.Context) error {
 	return nil
 }
 
+// end marks the polls that are over for good. Reading the shards makes them note
+// what has closed.
+func (c *catalog) end(ctx context.Context) error {
+	ed := c.cur.Load()
+	var closed []*entry
+	for _, e := range ed.inOrder {
+		if !e.over.Load() && e.Window.Status(ed.now()) == vote.StatusClosed {
+			closed = append(closed, e)
+		}
+	}
+	if len(closed) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reloadTimeout)
+	defer cancel()
+	shards, err := c.polls.ShardPolls(ctx)
+	if err != nil {
+		return err
+	}
+	for _, e := range closed {
+		over := true
+		for _, s := range shards {
+			over = over && s.Windows[e.ID].Status(s.Now) == vote.StatusClosed
+		}
+		e.over.Store(over)
+	}
+	return nil
+}
+
 // run keeps the catalog fresh until ctx is done.
 func (c *catalog) run(ctx context.Context, outage func(error)) {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		err := c.refresh(ctx)
+		if err == nil {
+			err = c.end(ctx)
+		}
 		if ctx.Err() != nil {
 			return
 		}

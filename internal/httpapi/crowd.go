@@ -69,8 +69,9 @@ func (c crowd) patience(now, t time.Time) time.Time {
 }
 
 // refusers is how many connections above the limit get an answer at one time,
-// before they are closed; those above that number are closed at once.
-const refusers = 256
+// before they are closed; those above that number are closed at once. They have
+// at most half of the files that the limit leaves.
+func refusers(limit int64) int64 { return min(256, max(limit/14, 1)) }
 
 // refuse answers a connection that is one too many, instead of its request.
 func (l *edgeListener) refuse(c *net.TCPConn) {

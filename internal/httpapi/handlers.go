@@ -38,7 +38,7 @@ func (s *Server) vote(c *fiber.Ctx) error {
 		return err
 	}
 	ctx := context.Background() // Fiber's own is reused for the next request
-	poll, ed, err := s.catalog.poll(ctx, c.Params("poll"))
+	poll, _, err := s.catalog.poll(ctx, c.Params("poll"))
 	if err != nil {
 		return err
 	}
@@ -59,9 +59,9 @@ func (s *Server) vote(c *fiber.Ctx) error {
 			return err
 		}
 	}
-	// A closed poll stays closed, so its late votes need not burden Redis. A
-	// repeated one must, since its first answer stands.
-	if key == nil && !poll.Closes.IsZero() && ed.now().After(poll.Closes.Add(time.Second)) {
+	// Late votes need not burden Redis. A repeated one must, since its first answer
+	// stands.
+	if key == nil && poll.over.Load() {
 		return vote.ErrPollClosed
 	}
 	client, err := s.client(ctx, c)

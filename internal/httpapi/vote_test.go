@@ -268,7 +268,7 @@ func TestMethodNotAllowed(t *testing.T) {
 }
 
 func TestPollWindow(t *testing.T) {
-	s := start(t)
+	s := start(t, func(set *settings) { set.shards = 3 })
 	ctx := context.Background()
 	now, err := s.store.Now(ctx)
 	require.NoError(t, err)
@@ -296,7 +296,7 @@ func TestPollWindow(t *testing.T) {
 	assert.Len(t, s.stored(), 1)
 
 	// A poll that closed by its own window: first Redis says so, then the api
-	// knows it by itself.
+	// knows it by itself, once every shard will stay closed if the clock goes back.
 	now, err = s.store.Now(ctx)
 	require.NoError(t, err)
 	s.apply(s.store, "soon", vote.Window{Closes: now.Add(50 * time.Millisecond)}, "ana")
@@ -304,8 +304,12 @@ func TestPollWindow(t *testing.T) {
 	testkit.Eventually(t, "late votes no longer reach Redis", func() bool {
 		before := s.rdb.Info(ctx, "commandstats").Val()
 		problem(t, s.vote("soon", "ana"), 409, "poll-closed")
-		return callsOf(s.rdb.Info(ctx, "commandstats").Val(), "rpush") == callsOf(before, "rpush")
+		return callsOf(s.rdb.Info(ctx, "commandstats").Val(), "evalsha") == callsOf(before, "evalsha")
 	})
+	for shard := range s.shards {
+		window := s.rdb.HGet(ctx, fmt.Sprintf("windows:{%d}", shard), "soon").Val()
+		assert.True(t, strings.HasSuffix(window, " closed"), "shard %d: %q", shard, window)
+	}
 }
 
 func callsOf(stats, command string) string {

@@ -117,7 +117,7 @@ type edgeListener struct {
 func newEdgeListener(ln net.Listener, limit int64, refusal func() []byte) *edgeListener {
 	return &edgeListener{
 		Listener: ln, limit: limit, refusal: refusal,
-		refusing: make(chan struct{}, refusers), silent: map[*edgeConn]bool{},
+		refusing: make(chan struct{}, refusers(limit)), silent: map[*edgeConn]bool{},
 	}
 }
 

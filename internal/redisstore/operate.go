@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"paredao/internal/vote"
@@ -106,7 +107,7 @@ func (s *Store) RemoveDead(ctx context.Context, e DeadElement, requeue bool) (bo
 	if requeue {
 		what = "requeue"
 	}
-	args := []any{vote.ElementID([]byte(e.Element)), e.Index, what}
+	args := []any{vote.ElementID([]byte(e.Element)), e.Index, what, uuid.NewString()}
 	if h, _, err := vote.ParseHeader([]byte(e.Element)); err == nil {
 		for _, p := range h.Polls {
 			args = append(args, p.Poll, p.Votes)

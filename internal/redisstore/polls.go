@@ -115,7 +115,7 @@ func (s *Store) ClosePoll(ctx context.Context, poll string) error {
 }
 
 func (s *Store) setWindow(ctx context.Context, poll, what string) error {
-	for shard := range s.shards {
+	for shard := s.shards - 1; shard >= 0; shard-- { // shard 0 last, since it is what is shown
 		k := shardKeys(shard)
 		raw, err := s.lua.pollWindow.Run(ctx, s.rdb, []string{k.windows(), k.pollsRev()},
 			poll, what, uuid.NewString()).Result()
@@ -240,13 +240,20 @@ func (s *Store) ShardPolls(ctx context.Context) ([]vote.ShardPolls, error) {
 
 // seal notes on a shard that a poll has closed, once, before anyone is told so.
 // Else it would open again if Redis's clock went back, as in a failover to a
-// server whose clock is behind.
+// server whose clock is behind. It fails when that has happened just now.
 func (s *Store) seal(ctx context.Context, shard int, poll string, w vote.Window, now time.Time) error {
 	if w.Sealed || w.Status(now) != vote.StatusClosed {
 		return nil
 	}
 	k := shardKeys(shard)
-	err := s.lua.pollWindow.Run(ctx, s.rdb, []string{k.windows(), k.pollsRev()}, poll, "seal", uuid.NewString()).Err()
+	raw, err := s.lua.pollWindow.Run(ctx, s.rdb, []string{k.windows(), k.pollsRev()}, poll, "seal", uuid.NewString()).Result()
+	code := ""
+	if err == nil {
+		code, _, err = asWindowAnswer(raw)
+	}
+	if err == nil && code != "done" && code != "same" {
+		err = fmt.Errorf("it was closed, and is %s now: Redis's clock or its data have gone back", code)
+	}
 	if err != nil {
 		return fmt.Errorf("seal poll %s on shard %d: %w", poll, shard, err)
 	}

@@ -59,7 +59,7 @@ func Archiver(b Base, blobs blobstore.Store, c config.Batch, o config.Owner) Ser
 		Blobs:    blobs,
 		MaxVotes: int64(c.MaxVotes),
 		MaxAge:   c.MaxAge,
-		Settle:   min(archiveSettle, c.MaxAge),
+		Settle:   min(config.ArchiveSettle, c.MaxAge),
 		Outage:   archiving.outcome,
 		Log:      b.Log,
 		Metrics: archive.Metrics{
@@ -74,10 +74,6 @@ func Archiver(b Base, blobs blobstore.Store, c config.Batch, o config.Owner) Ser
 		Checks: []daemon.Check{b.redisCheck(), {Name: "archive", Check: blobs.Check}, archiving.check()},
 	}
 }
-
-// archiveSettle is above the two seconds that Redis may lose under appendfsync
-// everysec (redis.io, Redis persistence).
-const archiveSettle = 3 * time.Second
 
 // shared runs work on this worker's share of the shards.
 func (b Base) shared(role, worker string, ttl time.Duration, work func(context.Context, int)) func(context.Context) error {

@@ -3,7 +3,7 @@
 --
 -- KEYS 1 dead:{N}  2 votes:{N}  3 ledger:{N}  4 wake:{N}
 -- ARGV 1 id of the element   2 index at which it was seen
---      3 'requeue' or 'drop'  then pairs: poll, votes in the element
+--      3 'requeue' or 'drop'  4 token  then pairs: poll, votes in the element
 -- Returns 1; 0 when the element is not there any more; -1 when it can't be told
 --      yet how many of its votes were accepted. In both latter cases nothing was
 --      changed.
@@ -13,14 +13,19 @@
 -- the caller reads, those that it has as accepted and that stand nowhere. More
 -- would leave the poll with less than nothing pending, for ever.
 --
--- Twice: the second call does not find the element. (Of two elements with equal
--- bytes it would take the second, which is to be done anyway.)
+-- Twice: the token of the last removal is kept, so that the second call gets the
+-- first one's answer. Only if another removal came between does it look for the
+-- element, and does not find it. (Of two elements with equal bytes it would take
+-- the second, which is to be done anyway.)
 local want = { 'list', 'list', 'hash', 'list' }
 for i, w in ipairs(want) do
   local got = redis.call('TYPE', KEYS[i]).ok
   if got ~= w and got ~= 'none' then
     return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is a ' .. got .. ', not a ' .. w)
   end
+end
+if redis.call('HGET', KEYS[3], 'last_removal') == ARGV[4] then
+  return 1
 end
 local function name(element)
   if not element then
@@ -95,7 +100,7 @@ local function queued(poll)
   end
 end
 local undead, dropped = {}, {}
-for i = 4, #ARGV, 2 do
+for i = 5, #ARGV, 2 do
   local l, bad = read(ARGV[i])
   if bad then
     return bad
@@ -123,8 +128,9 @@ local element = redis.call('LINDEX', KEYS[1], index)
 local marker = 'removed ' .. ARGV[1]
 redis.call('LSET', KEYS[1], index, marker)
 redis.call('LREM', KEYS[1], 1, marker)
+redis.call('HSET', KEYS[3], 'last_removal', ARGV[4])
 redis.call('HINCRBY', KEYS[3], 'removed_dead', 1)
-for i = 4, #ARGV, 2 do
+for i = 5, #ARGV, 2 do
   -- Nothing is added for a poll that nobody has voted in.
   if undead[i] > 0 then
     redis.call('HINCRBY', KEYS[3], 'dead:' .. ARGV[i], string.format('%d', -undead[i]))
