@@ -50,7 +50,7 @@ type entry struct {
 	vote.PollState
 	optionsKey string
 	options    map[string]string // id -> itself, to be kept instead of borrowed bytes
-	results    cached[*resultsPage]
+	results    kept[*resultsPage]
 	// over: every shard has noted that the poll has closed, and takes no vote for
 	// it any more, even if Redis's clock goes back.
 	over atomic.Bool
@@ -212,26 +212,4 @@ func (c *catalog) run(ctx context.Context, outage func(error)) {
 		case <-tick.C:
 		}
 	}
-}
-
-// cached holds a value for a while. Of many who ask at once for a new one, one
-// fetches it, and the others wait and get the same, or the same failure.
-type cached[T any] struct {
-	mu    sync.Mutex
-	value T
-	err   error
-	at    time.Time // when the last fetch began
-}
-
-func (c *cached[T]) get(maxAge time.Duration, fetch func() (T, error)) (T, error) {
-	asked := time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.at.After(asked) || c.err == nil && !c.at.IsZero() && time.Since(c.at) < maxAge {
-		return c.value, c.err
-	}
-	began := time.Now()
-	c.value, c.err = fetch()
-	c.at = began
-	return c.value, c.err
 }

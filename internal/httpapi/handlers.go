@@ -163,8 +163,9 @@ type overview struct {
 }
 
 // states returns all polls with their status now.
-func (s *Server) states(ctx context.Context) (*overview, error) {
-	return s.overview.get(s.p.ResultsMaxAge, func() (*overview, error) {
+func (s *Server) states() (*overview, time.Duration, error) {
+	return s.overview.get(s.p.ResultsMaxAge, s.renewals.Go, func() (*overview, error) {
+		ctx := context.Background()
 		ed, err := s.catalog.look(ctx, time.Now())
 		if err != nil {
 			return nil, err
@@ -194,11 +195,11 @@ func (s *Server) states(ctx context.Context) (*overview, error) {
 
 // list is GET /polls.
 func (s *Server) list(c *fiber.Ctx) error {
-	o, err := s.states(context.Background())
+	o, stale, err := s.states()
 	if err != nil {
 		return err
 	}
-	return s.sendCached(c, o.list.body, o.list.etag)
+	return s.sendCached(c, o.list.body, o.list.etag, stale)
 }
 
 // poll is GET /polls/{poll}.
@@ -207,7 +208,7 @@ func (s *Server) poll(c *fiber.Ctx) error {
 	if err != nil {
 		return err
 	}
-	o, err := s.states(context.Background())
+	o, stale, err := s.states()
 	if err != nil {
 		return err
 	}
@@ -220,14 +221,19 @@ func (s *Server) poll(c *fiber.Ctx) error {
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	return s.sendCached(c, body, etag(body))
+	return s.sendCached(c, body, etag(body), stale)
 }
 
 // sendCached answers with a body that may be cached for as long as results may
-// be old.
-func (s *Server) sendCached(c *fiber.Ctx, body []byte, tag string) error {
+// be old. One that is older than that, since Redis is away, is marked as RFC 9111
+// has it: Age, and Warning 110, which it no longer requires and all understand.
+func (s *Server) sendCached(c *fiber.Ctx, body []byte, tag string, stale time.Duration) error {
 	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
 	c.Set(fiber.HeaderCacheControl, "public, max-age="+strconv.Itoa(int(s.p.ResultsMaxAge/time.Second)))
+	if stale > 0 {
+		c.Set(fiber.HeaderAge, strconv.Itoa(int(stale/time.Second)))
+		c.Set(fiber.HeaderWarning, `110 - "Response is Stale"`)
+	}
 	c.Set(fiber.HeaderETag, tag)
 	if matches(c.Request().Header.Peek(fiber.HeaderIfNoneMatch), tag) {
 		c.Status(http.StatusNotModified)
@@ -266,13 +272,12 @@ type resultsPage struct {
 
 // results is GET /polls/{poll}/results.
 func (s *Server) results(c *fiber.Ctx) error {
-	ctx := context.Background()
-	e, _, err := s.catalog.poll(ctx, c.Params("poll"))
+	e, _, err := s.catalog.poll(context.Background(), c.Params("poll"))
 	if err != nil {
 		return err
 	}
-	page, err := e.results.get(s.p.ResultsMaxAge, func() (*resultsPage, error) {
-		ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	page, stale, err := e.results.get(s.p.ResultsMaxAge, s.renewals.Go, func() (*resultsPage, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 		defer cancel()
 		r, err := s.p.Polls.Results(ctx, e.ID)
 		if errors.Is(err, vote.ErrPollNotFound) {
@@ -296,5 +301,5 @@ func (s *Server) results(c *fiber.Ctx) error {
 	if err != nil {
 		return err
 	}
-	return s.sendCached(c, page.body, page.etag)
+	return s.sendCached(c, page.body, page.etag, stale)
 }

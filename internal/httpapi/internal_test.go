@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -186,37 +188,72 @@ func TestLimiter(t *testing.T) {
 	assert.Zero(t, dropped)
 }
 
-// Who waited while another asked shares the outcome, failures included.
-func TestCachedSharesTheOutcome(t *testing.T) {
-	var c cached[int]
-	calls := 0
-	fetch := func(v int, err error) func() (int, error) {
-		return func() (int, error) { calls++; return v, err }
+// What is kept is read once for all who ask, not before it is too old, and served
+// as stale while it can't be read.
+func TestKept(t *testing.T) {
+	var k kept[int]
+	var calls atomic.Int64
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	read := func(v int, err error) func() (int, error) {
+		return func() (int, error) { calls.Add(1); return v, err }
 	}
-	got, err := c.get(time.Hour, fetch(1, nil))
-	require.NoError(t, err)
-	assert.Equal(t, 1, got)
-	got, err = c.get(time.Hour, fetch(2, nil))
-	require.NoError(t, err)
-	assert.Equal(t, 1, got)
-	got, err = c.get(0, fetch(3, nil))
-	require.NoError(t, err)
-	assert.Equal(t, 3, got)
+	get := func(maxAge time.Duration, read func() (int, error)) (int, bool, error) {
+		v, stale, err := k.get(maxAge, wg.Go, read)
+		return v, stale > 0, err
+	}
+	check := func(want int, wantStale bool, wantCalls int64) func(int, bool, error) {
+		return func(v int, stale bool, err error) {
+			t.Helper()
+			require.NoError(t, err)
+			assert.Equal(t, want, v)
+			assert.Equal(t, wantStale, stale)
+			assert.Equal(t, wantCalls, calls.Load())
+		}
+	}
+	away := errors.New("away")
+	_, _, err := get(time.Hour, read(0, away))
+	require.ErrorIs(t, err, away, "there is nothing to serve")
+	check(1, false, 2)(get(time.Hour, read(1, nil)))
+	check(1, false, 2)(get(time.Hour, read(2, nil)))
+	check(3, false, 3)(get(0, read(3, nil)))
+	check(3, true, 4)(get(0, read(0, away)))
+	check(3, true, 4)(get(0, read(4, nil))) // it is too early
+	k.renewal.began = k.renewal.began.Add(-rest)
+	// One tries again, and no one waits for it.
+	release := make(chan struct{})
+	check(3, true, 4)(get(0, func() (int, error) { <-release; calls.Add(1); return 5, nil }))
+	check(3, true, 4)(get(0, read(6, nil)))
+	check(3, false, 4)(get(time.Hour, read(6, nil)))
+	close(release)
+	<-k.renewal.done
+	check(7, false, 6)(get(0, read(7, nil)))
+	_, _, err = get(0, read(0, vote.ErrPollNotFound))
+	require.ErrorIs(t, err, vote.ErrPollNotFound, "a poll that is gone has no results")
 
-	broken := errors.New("broken")
-	_, err = c.get(0, fetch(0, broken))
-	require.ErrorIs(t, err, broken)
-	assert.Equal(t, 3, calls)
-	// A failure is not kept for later.
-	got, err = c.get(time.Hour, fetch(4, nil))
-	require.NoError(t, err)
-	assert.Equal(t, 4, got)
-	assert.Equal(t, 4, calls)
-	// As if another had begun to ask since.
-	c.err, c.at = broken, time.Now().Add(time.Hour)
-	_, err = c.get(time.Hour, fetch(5, nil))
-	require.ErrorIs(t, err, broken)
-	assert.Equal(t, 4, calls)
+	// Of many who ask at one time, one reads; the others get the same.
+	began, release := make(chan struct{}), make(chan struct{})
+	var readers atomic.Int64
+	var all sync.WaitGroup
+	k.last.Store(&reading[int]{7, time.Now().Add(-time.Hour)})
+	for range 50 {
+		all.Go(func() {
+			v, stale, err := k.get(time.Minute, wg.Go, func() (int, error) {
+				if readers.Add(1) == 1 {
+					close(began)
+				}
+				<-release
+				return 8, nil
+			})
+			if v != 8 || stale > 0 || err != nil {
+				t.Errorf("%d, stale %s (%v)", v, stale, err)
+			}
+		})
+	}
+	<-began
+	close(release)
+	all.Wait()
+	assert.EqualValues(t, 1, readers.Load())
 }
 
 type source = Polls

@@ -64,7 +64,8 @@ type Server struct {
 	app      *fiber.App
 	catalog  catalog
 	key      atomic.Pointer[[]byte]
-	overview cached[*overview]
+	overview kept[*overview]
+	renewals sync.WaitGroup // of overview and the polls' results
 	logs     limiter
 	edge     *edgeListener
 }
@@ -163,7 +164,8 @@ func (s *Server) Run(ctx context.Context) error {
 	case <-stop.Done():
 	}
 	s.edge.wg.Wait() // who was refused has a second
-	<-refreshed      // last: a Redis that does not answer may hold it up
+	s.renewals.Wait()
+	<-refreshed // last: a Redis that does not answer may hold it up
 	if err != nil {
 		return fmt.Errorf("shutdown: %w", err)
 	}
