@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"hash"
 	"net/netip"
 	"strings"
 )
@@ -24,14 +25,30 @@ const (
 // million clients a collision is unlikely (2^58 pairs against 2^96).
 const digestBytes = 12
 
-// keep returns what may be kept of addr.
-func (p Privacy) keep(addr netip.Addr, key []byte) string {
-	if !addr.IsValid() {
-		return ""
+// keeper writes what may be kept of addresses. It is not for use by several at
+// one time: a keyed hash costs more to make than to use.
+type keeper struct {
+	privacy Privacy
+	mac     hash.Hash
+	sum     [sha256.Size]byte
+}
+
+func newKeeper(p Privacy, key []byte) *keeper {
+	k := &keeper{privacy: p}
+	if p == PrivacyHMAC {
+		k.mac = hmac.New(sha256.New, key)
 	}
-	switch p {
+	return k
+}
+
+// append adds what may be kept of addr to dst.
+func (k *keeper) append(dst []byte, addr netip.Addr) []byte {
+	if !addr.IsValid() {
+		return dst
+	}
+	switch k.privacy {
 	case PrivacyRaw:
-		return addr.String()
+		return addr.AppendTo(dst)
 	case PrivacyTruncate:
 		bits := 24
 		if addr.Is6() {
@@ -39,17 +56,18 @@ func (p Privacy) keep(addr netip.Addr, key []byte) string {
 		}
 		network, err := addr.WithZone("").Prefix(bits)
 		if err != nil { // both lengths fit
-			return ""
+			return dst
 		}
-		return network.String()
+		return network.AppendTo(dst)
 	case PrivacyHMAC:
-		mac := hmac.New(sha256.New, key)
 		b := addr.As16()
-		mac.Write(b[:])
-		return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:digestBytes])
+		k.mac.Reset()
+		copy(k.sum[:], b[:]) // what is passed to an interface moves to the heap
+		k.mac.Write(k.sum[:len(b)])
+		return base64.RawURLEncoding.AppendEncode(dst, k.mac.Sum(k.sum[:0])[:digestBytes])
 	case PrivacyNone:
 	}
-	return ""
+	return dst
 }
 
 // ParsePrivacy reads the setting ip-privacy.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gofiber/fiber/v2"
+	"github.com/gofiber/fiber/v2/utils"
 	"github.com/google/uuid"
 
 	"paredao/internal/vote"
@@ -42,7 +44,7 @@ func (s *Server) vote(c *fiber.Ctx) error {
 	if err != nil {
 		return err
 	}
-	want, err := parseChoice(c)
+	wanted, classed, err := parseChoice(c)
 	if err != nil {
 		return err
 	}
@@ -50,12 +52,12 @@ func (s *Server) vote(c *fiber.Ctx) error {
 	if err != nil {
 		return err
 	}
-	if want.Class != nil {
+	if classed {
 		return vote.ErrUnknownClass // no poll has classes yet
 	}
-	option, ok := poll.options[*want.Option]
+	option, ok := poll.options[wanted]
 	if !ok {
-		if poll, option, err = s.lookAgain(ctx, poll.ID, *want.Option); err != nil {
+		if poll, option, err = s.lookAgain(ctx, poll.ID, wanted); err != nil {
 			return err
 		}
 	}
@@ -64,43 +66,73 @@ func (s *Server) vote(c *fiber.Ctx) error {
 	if key == nil && poll.over.Load() {
 		return vote.ErrPollClosed
 	}
-	client, err := s.client(ctx, c)
+	sc, err := s.borrow(ctx)
 	if err != nil {
 		return err
 	}
-	id, err := uuid.NewV7()
-	if err != nil {
+	defer s.scratch.Put(sc)
+	sc.client = sc.keeper.append(sc.client[:0], s.client(c))
+	// Submit copies all that is borrowed here.
+	sc.vote = vote.Vote{
+		Poll: poll.ID, Option: option, Client: utils.UnsafeString(sc.client), UserAgent: utils.UnsafeString(userAgent(c)),
+	}
+	if sc.vote.ID, err = uuid.NewV7(); err != nil {
 		return fmt.Errorf("vote id: %w", err)
 	}
-	receipt, err := s.p.Submit.Submit(&vote.Vote{
-		ID: id, Poll: poll.ID, Option: option, Client: client,
-		UserAgent: userAgent(c),
-	}, poll.optionsKey, key)
+	receipt, err := s.p.Submit.Submit(&sc.vote, poll.optionsKey, key)
 	if err != nil {
 		return err
 	}
 	if receipt.Replayed {
 		c.Set("Idempotency-Replayed", "true")
 	}
-	return accepted(c, poll.ID, receipt)
+	sc.answer = appendReceipt(sc.answer[:0], poll.ID, &receipt)
+	c.Status(http.StatusAccepted)
+	c.Response().Header.SetContentType(fiber.MIMEApplicationJSON)
+	c.Response().SetBody(sc.answer)
+	return nil
 }
 
-func accepted(c *fiber.Ctx, poll string, r vote.Receipt) error {
-	c.Status(http.StatusAccepted)
-	c.Set(fiber.HeaderContentType, fiber.MIMEApplicationJSON)
-	// Ids need no escaping.
-	b := make([]byte, 0, 192)
+// scratch is what a vote needs on its way through the handler, to be used again.
+type scratch struct {
+	vote   vote.Vote
+	keeper *keeper
+	client []byte
+	answer []byte
+}
+
+// borrow returns a scratch, to be put back once nothing points to it.
+func (s *Server) borrow(ctx context.Context) (*scratch, error) {
+	if sc, ok := s.scratch.Get().(*scratch); ok {
+		return sc, nil
+	}
+	key, err := s.clientKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &scratch{keeper: newKeeper(s.p.Privacy, key)}, nil
+}
+
+// appendReceipt writes the answer to an accepted vote. Ids need no escaping.
+func appendReceipt(b []byte, poll string, r *vote.Receipt) []byte {
 	b = append(b, `{"id":"`...)
-	b = append(b, r.ID.String()...)
+	b = appendID(b, r.ID)
 	b = append(b, `","poll":"`...)
 	b = append(b, poll...)
 	b = append(b, `","option":"`...)
 	b = append(b, r.Option...)
 	b = append(b, `","accepted_at":"`...)
 	b = r.AcceptedAt.AppendFormat(b, acceptedLayout)
-	b = append(b, `"}`...)
-	c.Response().SetBodyRaw(b)
-	return nil
+	return append(b, `"}`...)
+}
+
+// appendID writes the text of an id, as its String does.
+func appendID(b []byte, id uuid.UUID) []byte {
+	b = hex.AppendEncode(b, id[:4])
+	for _, part := range [][]byte{id[4:6], id[6:8], id[8:10], id[10:]} {
+		b = hex.AppendEncode(append(b, '-'), part)
+	}
+	return b
 }
 
 // lookAgain asks Redis whether the poll has got the option meanwhile.
@@ -128,16 +160,12 @@ func idempotencyKey(c *fiber.Ctx, poll string) (*vote.IdempotencyKey, error) {
 		return nil, newProblem(http.StatusBadRequest, "bad-idempotency-key",
 			"An Idempotency-Key is 1 to 255 visible ASCII characters, and stands once.")
 	}
-	key := vote.NewIdempotencyKey(poll, string(all[0]))
+	key := vote.NewIdempotencyKey(poll, utils.UnsafeString(all[0]))
 	return &key, nil
 }
 
-// client returns what may be kept of the client's address.
-func (s *Server) client(ctx context.Context, c *fiber.Ctx) (string, error) {
-	key, err := s.clientKey(ctx)
-	if err != nil || s.p.Privacy == PrivacyNone {
-		return "", err
-	}
+// client returns the client's address.
+func (s *Server) client(c *fiber.Ctx) netip.Addr {
 	addr, _ := netip.AddrFromSlice(c.Context().RemoteIP())
 	var forwarded []string
 	if len(s.p.TrustedProxies) > 0 {
@@ -145,15 +173,13 @@ func (s *Server) client(ctx context.Context, c *fiber.Ctx) (string, error) {
 			forwarded = append(forwarded, string(h))
 		}
 	}
-	return s.p.Privacy.keep(clientAddr(addr, forwarded, s.p.TrustedProxies), key), nil
+	return clientAddr(addr, forwarded, s.p.TrustedProxies)
 }
 
-func userAgent(c *fiber.Ctx) string {
+// userAgent returns what is kept of the user agent, borrowed from the request.
+func userAgent(c *fiber.Ctx) []byte {
 	ua := c.Request().Header.UserAgent()
-	if len(ua) > vote.MaxUserAgent {
-		ua = ua[:vote.MaxUserAgent]
-	}
-	return string(ua)
+	return ua[:min(len(ua), vote.MaxUserAgent)]
 }
 
 // overview is all polls with their status, and the answer that lists them.

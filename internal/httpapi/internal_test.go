@@ -85,7 +85,7 @@ func FuzzClientAddr(f *testing.F) {
 			t.Errorf("%q: %v", one, got)
 		}
 		for _, p := range []Privacy{PrivacyHMAC, PrivacyTruncate, PrivacyRaw, PrivacyNone} {
-			if s := p.keep(got, []byte("key")); (s == "") != (p == PrivacyNone) {
+			if s := keep(p, got, "key"); (s == "") != (p == PrivacyNone) {
 				t.Errorf("%s of %v: %q", p, got, s)
 			}
 		}
@@ -97,16 +97,16 @@ func TestPrivacy(t *testing.T) {
 		got, err := ParsePrivacy(string(p))
 		require.NoError(t, err)
 		assert.Equal(t, p, got)
-		assert.Empty(t, p.keep(netip.Addr{}, nil))
+		assert.Empty(t, keep(p, netip.Addr{}, ""))
 	}
 	for _, s := range []string{"", "HMAC", "md5", " raw"} {
 		_, err := ParsePrivacy(s)
 		require.ErrorContains(t, err, "ip-privacy")
 	}
-	assert.Equal(t, "fe80::/48", PrivacyTruncate.keep(netip.MustParseAddr("fe80::1%eth0"), nil))
+	assert.Equal(t, "fe80::/48", keep(PrivacyTruncate, netip.MustParseAddr("fe80::1%eth0"), ""))
 	a, b := netip.MustParseAddr("1.2.3.4"), netip.MustParseAddr("1.2.3.5")
-	assert.NotEqual(t, PrivacyHMAC.keep(a, []byte("k")), PrivacyHMAC.keep(b, []byte("k")))
-	assert.NotEqual(t, PrivacyHMAC.keep(a, []byte("k")), PrivacyHMAC.keep(a, []byte("l")))
+	assert.NotEqual(t, keep(PrivacyHMAC, a, "k"), keep(PrivacyHMAC, b, "k"))
+	assert.NotEqual(t, keep(PrivacyHMAC, a, "k"), keep(PrivacyHMAC, a, "l"))
 }
 
 func FuzzReadFraming(f *testing.F) {
@@ -154,7 +154,18 @@ func FuzzParseForm(f *testing.F) {
 func FuzzParseJSON(f *testing.F) {
 	f.Add(`{"option":"ana","class":"unico"}`)
 	f.Add(`{"option":"\ud83d\ude00","class":null}`)
-	f.Fuzz(func(t *testing.T, body string) { checkChoice(t, body, parseJSON) })
+	f.Add(`{"option":"ana"}`)
+	f.Add(`{"option":"a","b"}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		checkChoice(t, body, parseJSON)
+		// The short way takes what the long one takes, as the long one takes it.
+		if plain, ok := plainOption([]byte(body)); ok {
+			got, err := parseJSON([]byte(body))
+			if err != nil || got.Option == nil || *got.Option != string(plain) || got.Class != nil {
+				t.Errorf("%q is %q, and %+v (%v)", body, plain, got, err)
+			}
+		}
+	})
 }
 
 func checkChoice(t *testing.T, body string, parse func([]byte) (choice, error)) {
@@ -384,4 +395,8 @@ func TestToProblem(t *testing.T) {
 		assert.NotContains(t, p.Detail, "wrapped")
 		assert.Contains(t, p.Error(), tt.code)
 	}
+}
+
+func keep(p Privacy, addr netip.Addr, key string) string {
+	return string(newKeeper(p, []byte(key)).append(nil, addr))
 }

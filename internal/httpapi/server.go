@@ -64,6 +64,7 @@ type Server struct {
 	app      *fiber.App
 	catalog  catalog
 	key      atomic.Pointer[[]byte]
+	scratch  sync.Pool // of *scratch
 	overview kept[*overview]
 	renewals sync.WaitGroup // of overview and the polls' results
 	logs     limiter

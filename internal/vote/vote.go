@@ -55,7 +55,9 @@ type IdempotencyKey [16]byte
 // NewIdempotencyKey digests a client's key. The same text for another poll is
 // another key.
 func NewIdempotencyKey(poll, key string) IdempotencyKey {
-	sum := sha256.Sum256([]byte(poll + "\x00" + key))
+	text := make([]byte, 0, 320) // room for an id and the longest key
+	text = append(append(append(text, poll...), 0), key...)
+	sum := sha256.Sum256(text)
 	return IdempotencyKey(sum[:16])
 }
 
