@@ -54,9 +54,26 @@ lint: ## gofmt, go vet, golangci-lint
 	@test -x $(TOOLS)/bin/golangci-lint || GOBIN=$(CURDIR)/$(TOOLS)/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	$(TOOLS)/bin/golangci-lint run ./...
 
+BENCH ?=
 .PHONY: bench
-bench: ## Go benchmarks of the hot steps
+bench: build bin/bench bench-tools ## the api against its peers, with wrk: BENCH='--only accept --rounds 3'
+	@exec bin/bench $(BENCH)
+
+.PHONY: bin/bench
+bin/bench:
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./loadtest/bench ./loadtest/rate ./loadtest/peers/...
+
+.PHONY: bench-tools
+bench-tools: tools
+	@command -v wrk >/dev/null || scripts/install wrk
+
+.PHONY: bench-go
+bench-go: ## Go benchmarks of the hot steps
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
+
+.PHONY: allocs
+allocs: ## compare the allocations of the hot steps with the committed ones
+	@scripts/allocs
 
 .PHONY: replay
 replay: build tools ## post the 1,265,550 votes of a published run, and prove the count
@@ -90,4 +107,4 @@ load: build ## load the whole stack with wrk and prove that nothing was lost
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin chaos-report coverage.out coverage.internal.out
+	rm -rf bin chaos-report bench-report coverage.out coverage.internal.out

@@ -59,18 +59,22 @@ func (a *AOF) watch() {
 		case <-a.done:
 			return
 		case <-tick.C:
-			file, size, err := newestIncrement(a.dir)
-			if err != nil {
-				continue // between two files, or before the first
-			}
-			a.mu.Lock()
-			now := time.Now()
-			a.samples = append(a.samples, aofSample{now, file, size})
-			for now.Sub(a.samples[0].at) > aofRemember {
-				a.samples = a.samples[1:]
-			}
-			a.mu.Unlock()
+			a.look(time.Now())
 		}
+	}
+}
+
+// look takes a sample, all of it between two changes of the files.
+func (a *AOF) look(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	file, size, err := newestIncrement(a.dir)
+	if err != nil {
+		return // between two files, or before the first
+	}
+	a.samples = append(a.samples, aofSample{now, file, size})
+	for len(a.samples) > 1 && now.Sub(a.samples[1].at) > aofRemember {
+		a.samples = a.samples[1:] // one older one stays
 	}
 }
 
@@ -121,6 +125,7 @@ func (a *AOF) since(i int) time.Time {
 // CutBack takes away what was written after a time, as near as the samples
 // tell, of a Redis that does not run. It returns from when on writes are gone:
 // when the file was first seen as long as it is afterwards; and how many bytes.
+// Without a sample of that time it cuts nothing.
 func (a *AOF) CutBack(after time.Time) (from time.Time, gone int64, err error) {
 	file, size, err := newestIncrement(a.dir)
 	if err != nil {
@@ -128,6 +133,9 @@ func (a *AOF) CutBack(after time.Time) (from time.Time, gone int64, err error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if len(a.samples) == 0 || a.samples[0].at.After(after) {
+		return time.Time{}, 0, fmt.Errorf("nobody looked at %s until %s", a.dir, after.Format(time.StampMilli))
+	}
 	// A file that is younger than that was empty then.
 	from = after
 	var keep int64
@@ -149,8 +157,11 @@ func CopyAOF(dir, to string) error {
 	return os.CopyFS(to, os.DirFS(filepath.Join(dir, aofFolder)))
 }
 
-// RestoreAOF puts a copy back, of a Redis that does not run.
-func RestoreAOF(dir, from string) error {
-	at := filepath.Join(dir, aofFolder)
-	return errors.Join(os.RemoveAll(at), os.CopyFS(at, os.DirFS(from)))
+// Restore puts a copy back, of a Redis that does not run. What the files were
+// like before says nothing about them any more.
+func (a *AOF) Restore(from string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.samples = nil
+	return errors.Join(os.RemoveAll(a.dir), os.CopyFS(a.dir, os.DirFS(from)))
 }

@@ -186,6 +186,11 @@ func (d *Daemon) Metric(ctx context.Context, name string, labels ...string) (flo
 	return d.current().Metric(ctx, name, labels...)
 }
 
+// Samples is Metric, and says how many samples there are.
+func (d *Daemon) Samples(ctx context.Context, name string, labels ...string) (sum float64, n int, err error) {
+	return d.current().Samples(ctx, name, labels...)
+}
+
 // CPU is how much processor time the newest run has used.
 func (d *Daemon) CPU() (time.Duration, error) {
 	_, used, err := procStat(d.Pid())

@@ -14,8 +14,8 @@ import (
 )
 
 // Nginx is a real nginx as a reverse proxy, as one may stand in front of the
-// apis: keep-alive on both sides, and a POST that was sent is never sent to
-// another upstream.
+// apis: keep-alive on both sides. A POST that was sent, and had no answer, it
+// sends to another upstream if it has an Idempotency-Key, and never without.
 type Nginx struct {
 	addr string
 	run  *child.Child
@@ -81,14 +81,21 @@ http {
   server {
     listen %s;
     keepalive_requests 1000000;
+    proxy_http_version 1.1;
+    proxy_set_header Connection "";
+    proxy_connect_timeout 2s;
+    proxy_read_timeout 10s;
+    error_page 418 = @keyed;
     location / {
-      proxy_pass http://apis;
-      proxy_http_version 1.1;
-      proxy_set_header Connection "";
-      proxy_connect_timeout 2s;
-      proxy_read_timeout 10s;
+      # proxy_next_upstream takes no variables, so the key leads elsewhere.
+      if ($http_idempotency_key) { return 418; }
       # Without non_idempotent a POST goes to another only if it was not sent.
       proxy_next_upstream error timeout;
+      proxy_pass http://apis;
+    }
+    location @keyed {
+      proxy_next_upstream error timeout non_idempotent;
+      proxy_pass http://apis;
     }
   }
 }

@@ -181,7 +181,10 @@ func newKey(keys *rand.ChaCha8) string {
 func (c *Client) settle(cn *conn, choice int, key string) {
 	const minWait, maxWait = 10 * time.Millisecond, 500 * time.Millisecond
 	giveUp := time.Now().Add(c.p.Patience)
-	for wait := minWait; !c.attempt(cn, choice, key); wait = min(2*wait, maxWait) {
+	for wait := minWait; ; wait = min(2*wait, maxWait) {
+		if done, _ := c.attempt(cn, choice, key); done {
+			return
+		}
 		if time.Now().Add(wait).After(giveUp) {
 			c.record.addUnsettled(choice)
 			return
@@ -192,32 +195,40 @@ func (c *Client) settle(cn *conn, choice int, key string) {
 
 // once sends a vote without a key, which must not be sent again.
 func (c *Client) once(cn *conn, choice int) {
-	if !c.attempt(cn, choice, "") {
+	switch done, err := c.attempt(cn, choice, ""); {
+	case done:
+	case errors.Is(err, errConnect):
+		c.record.addUnsent(choice)
+	default:
 		c.record.addUnknown(choice)
 	}
 }
 
-// attempt sends a vote once; true: it is acked or refused.
-func (c *Client) attempt(cn *conn, choice int, key string) bool {
+// attempt sends a vote once. It is done when it is acked or refused; an error
+// says that there was no answer.
+func (c *Client) attempt(cn *conn, choice int, key string) (done bool, err error) {
 	want := c.p.Choices[choice]
 	a, err := cn.post(want, key)
 	switch {
 	case err != nil:
+		if errors.Is(err, errUnreadable) {
+			c.record.addWrong(fmt.Sprintf("a vote for %s was acknowledged without a receipt: %v", want, err))
+		}
 		c.record.addAnswer(kind(err))
-		return false
+		return false, err
 	case a.status == http.StatusAccepted:
 		if a.poll != want.Poll || a.option != want.Option {
 			c.record.addWrong(fmt.Sprintf("a vote for %s was acknowledged as %s/%s, id %s", want, a.poll, a.option, a.id))
 		}
 		c.record.addAcked(choice, a.id, a.replayed, a.at)
-		return true
+		return true, nil
 	}
 	c.record.addAnswer(strconv.Itoa(a.status) + " " + a.code)
 	if refusal(a.status) {
 		c.record.addRefused(choice)
-		return true
+		return true, nil
 	}
-	return false
+	return false, nil
 }
 
 // refusal tells whether a status says that the vote is not to be had. 408 says

@@ -130,12 +130,24 @@ func TestClientRepeatsUntilItKnows(t *testing.T) {
 		"503": func(w http.ResponseWriter, _ *http.Request) {
 			refuse(w, http.StatusServiceUnavailable, "queue-unavailable")
 		},
-		"500":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusInternalServerError, "internal") },
-		"429":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusTooManyRequests, "slow-down") },
-		"408":            func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusRequestTimeout, "request-timeout") },
-		"redirect":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) },
-		"hangs up":       func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
-		"202 without id": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) },
+		"500":      func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusInternalServerError, "internal") },
+		"429":      func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusTooManyRequests, "slow-down") },
+		"408":      func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusRequestTimeout, "request-timeout") },
+		"redirect": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) },
+		"hangs up": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		// What was cut off says nothing about who sent it.
+		"202 cut off": func(w http.ResponseWriter, _ *http.Request) {
+			cutOff(w, "Content-Length: 100\r\n\r\n{\"id\":")
+		},
+		"202 cut off in a chunk": func(w http.ResponseWriter, _ *http.Request) {
+			cutOff(w, "Transfer-Encoding: chunked\r\n\r\n9\r\n{\"id")
+		},
+		"202 cut off between chunks": func(w http.ResponseWriter, _ *http.Request) {
+			cutOff(w, "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+		},
+		"202 that ends as it may":      func(w http.ResponseWriter, _ *http.Request) { cutOff(w, "\r\n{\"id\":") },
+		"202 cut off in its header":    func(w http.ResponseWriter, _ *http.Request) { cutOff(w, "Content-Le") },
+		"202 cut off after its header": func(w http.ResponseWriter, _ *http.Request) { cutOff(w, "Content-Length: 2\r\n\r\n") },
 		"closes after 503": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Connection", "close")
 			refuse(w, http.StatusServiceUnavailable, "overloaded")
@@ -159,7 +171,47 @@ func TestClientRepeatsUntilItKnows(t *testing.T) {
 				unknown += n
 			}
 			assert.Equal(t, int64(40), unknown)
+			wrong, examples := c.Record().Wrong()
+			assert.Zero(t, wrong, examples)
 		})
+	}
+}
+
+// cutOff answers 202 with the rest of an answer, and closes the connection.
+func cutOff(w http.ResponseWriter, rest string) {
+	c, out, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	_, _ = out.WriteString("HTTP/1.1 202 Accepted\r\n" + rest)
+	_ = out.Flush()
+	_ = c.Close()
+}
+
+func TestClientSeesAnAcknowledgementWithoutReceipt(t *testing.T) {
+	for name, body := range map[string]string{
+		"nothing": "", "no JSON": "taken", "half": `{"id":`, "no id": `{"poll":"p","option":"a"}`, "another id": `{"id":"7","poll":"p","option":"a"}`,
+	} {
+		for _, chunked := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", chunked ", chunked), func(t *testing.T) {
+				c, _ := post(t, 20, func(p *Params) { p.Keyless = 0.5 }, func(w http.ResponseWriter, _ *http.Request, attempt int) {
+					if attempt > 1 {
+						ack(w, "p", "a")
+						return
+					}
+					w.WriteHeader(http.StatusAccepted)
+					if chunked {
+						assert.NoError(t, http.NewResponseController(w).Flush())
+					}
+					_, _ = io.WriteString(w, body)
+				})
+				wrong, examples := c.Record().Wrong()
+				assert.Equal(t, int64(20), wrong)
+				assert.Contains(t, examples[0], "a vote for p/a was acknowledged without a receipt")
+				s := c.Record().Sums(0)
+				assert.Equal(t, s.Sent, s.Acked+s.Unknown, "those with a key are sent again")
+			})
+		}
 	}
 }
 
@@ -169,6 +221,19 @@ func TestClientSendsOnceWithoutAKey(t *testing.T) {
 	})
 	assert.Equal(t, Sums{Sent: 20, Unknown: 20}, c.Record().Sums(0))
 	assert.Len(t, s.attempts, 20)
+}
+
+// A vote that found no api is none that may have been taken.
+func TestClientKnowsWhatItDidNotSend(t *testing.T) {
+	down := httptest.NewServer(http.NotFoundHandler())
+	down.Close()
+	c, _ := post(t, 40, func(p *Params) { p.Keyless = 1; p.URLs = append([]string{down.URL}, p.URLs...) },
+		func(http.ResponseWriter, *http.Request, int) { panic(http.ErrAbortHandler) })
+	s := c.Record().Sums(0)
+	assert.Equal(t, Sums{Sent: 40, Unknown: 40 - s.Unsent, Unsent: s.Unsent}, s)
+	assert.Positive(t, s.Unsent)
+	assert.Positive(t, s.Unknown)
+	assert.Equal(t, s.Unsent, c.Record().Answers()["connection refused"])
 }
 
 func TestClientTimesOut(t *testing.T) {

@@ -64,8 +64,14 @@ const (
 	keylessAgent = "paredao-ledger-keyless"
 )
 
+// errConnect says that nothing was sent.
+var errConnect = errors.New("connect")
+
 // errHungUp says that the client itself closed the connection.
 var errHungUp = errors.New("hung up")
+
+// errUnreadable says that an acknowledgement had arrived whole, and was none.
+var errUnreadable = errors.New("202 with an unreadable body")
 
 // answer is an api's answer to a vote.
 type answer struct {
@@ -100,7 +106,7 @@ func (c *conn) post(choice Choice, key string) (answer, error) {
 func (c *conn) exchange(choice Choice, key string) (a answer, keep bool, err error) {
 	if c.net == nil {
 		if err := c.dial(); err != nil {
-			return a, false, fmt.Errorf("connect: %w", err)
+			return a, false, fmt.Errorf("%w: %w", errConnect, err)
 		}
 	}
 	if err := c.net.SetDeadline(time.Now().Add(c.timeout)); err != nil {
@@ -152,10 +158,14 @@ func parseAnswer(resp *http.Response, text []byte) (answer, error) {
 	if err == nil {
 		a.id, err = uuid.Parse(body.ID)
 	}
-	if err != nil {
-		return a, fmt.Errorf("202 with an unreadable body %.200q: %w", text, err)
+	switch {
+	case err == nil:
+		return a, nil
+	case resp.ContentLength < 0 && len(resp.TransferEncoding) == 0:
+		// Its end is that of the connection, which may have been cut.
+		return a, fmt.Errorf("202 cut off or unreadable: %w", err)
 	}
-	return a, nil
+	return a, fmt.Errorf("%w %.200q: %w", errUnreadable, text, err)
 }
 
 func (c *conn) dial() error {

@@ -18,13 +18,14 @@ import (
 // Problems.
 type Result struct {
 	// Sent votes, and what they were answered. Unknown and unsettled ones never
-	// were; Taken is how many of them are in the archive.
+	// were; Taken is how many of them are in the archive. Unsent ones found no api.
 	Sent      int64 `json:"sent"`
 	Acked     int64 `json:"acked"`
 	Replayed  int64 `json:"replayed"`
 	Refused   int64 `json:"refused"`
 	Unknown   int64 `json:"unknown"`
 	Unsettled int64 `json:"unsettled"`
+	Unsent    int64 `json:"unsent"`
 	Taken     int64 `json:"taken"`
 	// Counted is the sum of the tallies, Archived that of the archive's rows.
 	Counted  int64 `json:"counted"`
@@ -54,11 +55,14 @@ type Result struct {
 	Overcounted  int64 `json:"overcounted"`
 	// SharedIDs are receipts that were given to more than one vote.
 	SharedIDs int64 `json:"shared_ids"`
-	// WrongAcks acknowledged another vote than the one sent.
+	// WrongAcks acknowledged another vote than the one sent, or had no receipt.
 	WrongAcks int64 `json:"wrong_acks"`
 
-	// RepeatedFrames were archived again and are read once; this is no fault.
-	RepeatedFrames int64 `json:"repeated_frames"`
+	// RepeatedFrames were archived again and are read once, UnlistedObjects lie
+	// in the archive and no manifest lists them: faults, but for
+	// JudgeParams.MayRepeat.
+	RepeatedFrames  int64 `json:"repeated_frames"`
+	UnlistedObjects int64 `json:"unlisted_objects"`
 
 	Options []OptionResult `json:"options"`
 	// Answers counts what settled nothing, and the refusals, by what they were.
@@ -105,6 +109,12 @@ func (r *Result) String() string {
 			r.LostInWindow, 100*r.LossCoverage)
 	}
 	fmt.Fprintf(&b, "%d answers said that an earlier attempt had been taken; %d votes without an answer had been\n", r.Replayed, r.Taken)
+	if r.Unsent > 0 {
+		fmt.Fprintf(&b, "%d votes without a key found no api\n", r.Unsent)
+	}
+	if r.RepeatedFrames > 0 || r.UnlistedObjects > 0 {
+		fmt.Fprintf(&b, "%d frames were archived again, %d objects are in no manifest\n", r.RepeatedFrames, r.UnlistedObjects)
+	}
 	fmt.Fprintf(&b, "drained in %s\n", r.Drained.Round(time.Millisecond))
 	for _, what := range slices.Sorted(maps.Keys(r.Answers)) {
 		fmt.Fprintf(&b, "  answer %q: %d times\n", what, r.Answers[what])
@@ -137,6 +147,11 @@ type JudgeParams struct {
 	// were are counted, and no problem. They should be as short as the fault:
 	// Result.LossCoverage.
 	LossWindows []LossWindow
+	// MayRepeat says that Redis may have forgotten writes that it had
+	// acknowledged, and so the commit of a batch, or that one was fixed: what it
+	// had been about is archived again, under another number. Else a batch has one
+	// name from its beginning to its commit, whoever dies meanwhile.
+	MayRepeat bool
 	// Timeout is how long the drain may take. Redis may be away meanwhile.
 	Timeout time.Duration
 	// Progress, if set, is told in words how far it is, not more than once a
@@ -278,6 +293,7 @@ func (j *judge) client() {
 		j.r.Refused += s.Refused
 		j.r.Unknown += s.Unknown
 		j.r.Unsettled += s.Unsettled
+		j.r.Unsent += s.Unsent
 	}
 	var examples []string
 	if j.r.WrongAcks, examples = j.p.Record.Wrong(); j.r.WrongAcks > 0 {
@@ -308,8 +324,21 @@ func (j *judge) archive(ctx context.Context) error {
 	if err := reader.read(ctx); err != nil {
 		return fmt.Errorf("archive: %w", err)
 	}
-	j.r.RepeatedFrames = reader.repeated
 	m.end()
+	unlisted, err := reader.unlisted(ctx)
+	if err != nil {
+		return fmt.Errorf("archive: %w", err)
+	}
+	j.r.RepeatedFrames, j.r.UnlistedObjects = reader.repeated, int64(len(unlisted))
+	if j.p.MayRepeat {
+		return nil
+	}
+	if reader.repeated > 0 {
+		j.r.problem("%d frames were archived more than once", reader.repeated)
+	}
+	if len(unlisted) > 0 {
+		j.r.problem("%d objects are in no manifest, the first is %s", len(unlisted), unlisted[0])
+	}
 	return nil
 }
 
@@ -405,14 +434,14 @@ func (j *judge) sumUp() {
 		{j.r.Invented, "rows of the archive have an id that was never acknowledged (invented)"},
 		{j.r.WrongOption, "rows of the archive have another option than was voted for"},
 		{j.r.SharedIDs, "receipts were given to more than one vote"},
-		{j.r.WrongAcks, "acknowledgements were for another vote than the one sent"},
+		{j.r.WrongAcks, "acknowledgements were for another vote than the one sent, or without a receipt"},
 		{j.r.Unsettled, "votes had no answer to the end, so that nothing can be said of them"},
 	} {
 		if n.votes > 0 {
 			j.r.problem("%d %s", n.votes, n.what)
 		}
 	}
-	if settled := j.r.Acked + j.r.Refused + j.r.Unknown + j.r.Unsettled; j.r.Sent != settled {
+	if settled := j.r.Acked + j.r.Refused + j.r.Unknown + j.r.Unsettled + j.r.Unsent; j.r.Sent != settled {
 		j.r.problem("%d votes were sent, but %d were settled or given up: the client still runs", j.r.Sent, settled)
 	}
 }

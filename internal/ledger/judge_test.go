@@ -40,7 +40,8 @@ type pipeline struct {
 	folder string
 	record *Record
 	// windows are handed to the judge.
-	windows []LossWindow
+	windows   []LossWindow
+	mayRepeat bool
 }
 
 var (
@@ -148,7 +149,7 @@ func (p *pipeline) judge() *Result {
 	p.t.Helper()
 	r, err := Judge(p.t.Context(), JudgeParams{
 		Store: p.store, Blobs: p.blobs, Record: p.record, Timeout: 100 * time.Millisecond, Progress: func(string) {},
-		LossWindows: p.windows,
+		LossWindows: p.windows, MayRepeat: p.mayRepeat,
 	})
 	require.NoError(p.t, err)
 	require.NotEmpty(p.t, r.String())
@@ -287,6 +288,16 @@ func TestJudge(t *testing.T) {
 			},
 			want: func(r *Result) bool { return r.Taken == 1 && r.Doubled == 1 && r.Invented == 0 },
 		},
+		// What was never sent can't be what was taken.
+		"a vote that found no api": {
+			damage: func(p *pipeline) { p.record.addSent(0); p.record.addUnsent(0) },
+			want:   func(r *Result) bool { return r.Unsent == 1 && r.Unknown+r.Taken == 0 },
+			holds:  true,
+		},
+		"a vote that found no api, and another that was doubled": {
+			damage: func(p *pipeline) { p.forget(0); p.record.addSent(0); p.record.addUnsent(0) },
+			want:   func(r *Result) bool { return r.Taken == 0 && r.Invented == 1 && r.Overcounted == 1 },
+		},
 		"more taken than had no answer": {
 			damage: func(p *pipeline) { p.forget(0); p.forget(0); p.record.addSent(0); p.record.addUnknown(0) },
 			want:   func(r *Result) bool { return r.Taken == 1 && r.Invented == 1 && r.Overcounted == 1 },
@@ -349,20 +360,39 @@ func TestJudge(t *testing.T) {
 			want:   func(r *Result) bool { return r.Doubled == 1 && r.Archived == 96 },
 		},
 		"a frame archived twice": {
-			damage: func(p *pipeline) {
-				// Of 30 votes for ana, as of any, the first frames hold ten.
-				m := p.first()
-				var ids []uuid.UUID
-				for _, receipt := range p.record.sorted(0)[:10] {
-					ids = append(ids, receipt.id)
-				}
-				p.manifest(lateBatch, m.Frames[0], ids...)
+			damage: func(p *pipeline) { p.again(lateBatch, 10) },
+			want: func(r *Result) bool {
+				return r.RepeatedFrames == 1 && r.Doubled+r.Lost+r.Invented == 0 && r.Archived == 95 && len(r.Problems) == 1
 			},
+		},
+		"a frame archived twice, as it may be": {
+			damage: func(p *pipeline) { p.mayRepeat = true; p.again(lateBatch, 10) },
 			want: func(r *Result) bool {
 				return r.RepeatedFrames == 1 && r.Doubled+r.Lost+r.Invented == 0 && r.Archived == 95
 			},
-			// All rows are known, and Redis knows the frame: nothing is wrong.
 			holds: true,
+		},
+		"a frame archived twice, with a vote less": {
+			damage: func(p *pipeline) { p.mayRepeat = true; p.again(lateBatch, 9) },
+			// The newer copy counts.
+			want: func(r *Result) bool { return r.RepeatedFrames == 1 && r.Lost == 1 && r.Archived == 94 },
+		},
+		"an object that no manifest lists": {
+			damage: func(p *pipeline) { p.object("votes/poll=p/date=2026-01-20/hour=22/0-000000000009-x.parquet") },
+			want:   func(r *Result) bool { return r.UnlistedObjects == 1 && len(r.Problems) == 1 },
+		},
+		"an object that no manifest lists, as it may be": {
+			damage: func(p *pipeline) {
+				p.mayRepeat = true
+				p.object("votes/poll=p/date=2026-01-20/hour=22/0-000000000009-x.parquet")
+			},
+			want:  func(r *Result) bool { return r.UnlistedObjects == 1 },
+			holds: true,
+		},
+		"an object of another poll": {
+			damage: func(p *pipeline) { p.object("votes/poll=pp/date=2026-01-20/hour=22/0-000000000009-x.parquet") },
+			want:   func(r *Result) bool { return r.UnlistedObjects == 0 },
+			holds:  true,
 		},
 		"an object gone": {
 			damage: func(p *pipeline) {
@@ -409,6 +439,24 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
+}
+
+// again archives the first frame once more, with its first n votes: all ten are
+// for ana.
+func (p *pipeline) again(sequence uint64, n int) {
+	p.t.Helper()
+	var ids []uuid.UUID
+	for _, receipt := range p.record.sorted(0)[:n] {
+		ids = append(ids, receipt.id)
+	}
+	p.manifest(sequence, p.first().Frames[0], ids...)
+}
+
+// object writes an object that is none.
+func (p *pipeline) object(name string) {
+	p.t.Helper()
+	_, err := p.blobs.Create(p.t.Context(), name, strings.NewReader("x"), 1, sha256.Sum256([]byte("x")))
+	require.NoError(p.t, err)
 }
 
 // lose records a vote that is nowhere, acked so long after the start.

@@ -53,12 +53,13 @@ type entry struct {
 	mu                      sync.Mutex
 	sent, refused, replayed int64
 	unknown, unsettled      int64
+	unsent                  int64
 	acked                   int64
 	receipts                [][]receipt // in pieces, so that growing copies nothing
 }
 
-// Sums are a choice's numbers. Sent = Acked + Refused + Unknown + Unsettled once
-// the client has ended.
+// Sums are a choice's numbers. Sent = Acked + Refused + Unknown + Unsettled +
+// Unsent once the client has ended.
 type Sums struct {
 	// Sent votes, however often each was repeated.
 	Sent int64 `json:"sent"`
@@ -70,6 +71,8 @@ type Sums struct {
 	// Unknown votes had no key, so they could not be sent again when they were
 	// not answered. They may have been taken or not, each once at most.
 	Unknown int64 `json:"unknown"`
+	// Unsent votes had no key, and no api to be sent to: no connection was made.
+	Unsent int64 `json:"unsent"`
 	// Unsettled votes had a key and still no answer when the client gave up.
 	Unsettled int64 `json:"unsettled"`
 }
@@ -104,7 +107,7 @@ func (r *Record) Sums(choice int) Sums {
 	e := &r.entries[choice]
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return Sums{Sent: e.sent, Acked: e.acked, Replayed: e.replayed, Refused: e.refused, Unknown: e.unknown, Unsettled: e.unsettled}
+	return Sums{Sent: e.sent, Acked: e.acked, Replayed: e.replayed, Refused: e.refused, Unknown: e.unknown, Unsettled: e.unsettled, Unsent: e.unsent}
 }
 
 // Answers counts the answers that settled nothing, and the refusals, by what
@@ -115,8 +118,8 @@ func (r *Record) Answers() map[string]int64 {
 	return maps.Clone(r.answers)
 }
 
-// Wrong is the number of acknowledgements for another vote than the one sent,
-// and examples of them.
+// Wrong is the number of acknowledgements for another vote than the one sent, or
+// without a receipt, and examples of them.
 func (r *Record) Wrong() (int64, []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,6 +177,13 @@ func (r *Record) addUnknown(choice int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.unknown++
+}
+
+func (r *Record) addUnsent(choice int) {
+	e := &r.entries[choice]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unsent++
 }
 
 func (r *Record) addUnsettled(choice int) {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/parquet-go/parquet-go"
@@ -29,7 +31,8 @@ type archiveReader struct {
 	blobs    audit.Blobs
 	wanted   map[string]bool // polls
 	seen     frames
-	repeated int64 // frames that were archived again
+	repeated int64           // frames with votes of wanted polls that were archived again
+	listed   map[string]bool // objects of wanted polls that manifests list
 	each     func(choice Choice, id uuid.UUID, keyless bool)
 	progress func(rows int64)
 	rows     int64
@@ -37,13 +40,18 @@ type archiveReader struct {
 }
 
 func (r *archiveReader) read(ctx context.Context) error {
-	r.buf = make([]archivedRow, 1024)
+	r.buf, r.listed = make([]archivedRow, 1024), map[string]bool{}
+	var names []string
 	for info, err := range r.blobs.List(ctx, archivefile.ManifestRoot) {
 		if err != nil {
 			return fmt.Errorf("list manifests: %w", err)
 		}
-		if err := r.batch(ctx, info.Name); err != nil {
-			return fmt.Errorf("%s: %w", info.Name, err)
+		names = append(names, info.Name)
+	}
+	// As the audit does: of a frame that was archived twice the newest copy counts.
+	for _, name := range slices.Backward(names) {
+		if err := r.batch(ctx, name); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
@@ -64,19 +72,45 @@ func (r *archiveReader) batch(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		if again[i] = !fresh; again[i] {
+		again[i] = !fresh
+	}
+	mine := make([]bool, len(m.Frames)) // a frame may be in many objects
+	for i := range m.Objects {
+		o := &m.Objects[i]
+		if !r.wanted[o.Poll] {
+			continue
+		}
+		r.listed[o.Name] = true
+		for _, run := range o.FrameRows {
+			mine[run[0]] = true
+		}
+		if err := r.object(ctx, o, again); err != nil {
+			return fmt.Errorf("%s: %w", o.Name, err)
+		}
+	}
+	for i := range mine {
+		if mine[i] && again[i] {
 			r.repeated++
 		}
 	}
-	for i := range m.Objects {
-		if !r.wanted[m.Objects[i].Poll] {
-			continue
-		}
-		if err := r.object(ctx, &m.Objects[i], again); err != nil {
-			return fmt.Errorf("%s: %w", m.Objects[i].Name, err)
+	return nil
+}
+
+// unlisted are the objects of the wanted polls that no manifest lists. It is
+// valid after read.
+func (r *archiveReader) unlisted(ctx context.Context) ([]string, error) {
+	var names []string
+	for _, poll := range slices.Sorted(maps.Keys(r.wanted)) {
+		for info, err := range r.blobs.List(ctx, archivefile.VotesRoot+"poll="+poll+"/") {
+			if err != nil {
+				return nil, fmt.Errorf("list objects: %w", err)
+			}
+			if !r.listed[info.Name] {
+				names = append(names, info.Name)
+			}
 		}
 	}
-	return nil
+	return names, nil
 }
 
 func (r *archiveReader) object(ctx context.Context, m *archivefile.ManifestObject, again []bool) (err error) {

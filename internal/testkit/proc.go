@@ -168,16 +168,32 @@ func (p *Process) Addr() string {
 // Logged tells whether a line of the newest run's log contains text.
 func (p *Process) Logged(text string) bool { return p.d.Log().Contains(text) }
 
-// Metric adds up the samples of a metric whose labels contain all of labels. A
-// metric that can't be read is 0.
+// Metric adds up the samples of a metric whose labels contain all of labels.
+// There must be some: a test that looks for a name that is none would see 0.
 func (p *Process) Metric(name string, labels ...string) float64 {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	v, err := p.d.Metric(ctx, name, labels...)
-	if err != nil {
-		return 0
+	p.tb.Helper()
+	v, n := p.samples(name, labels)
+	if n == 0 {
+		p.tb.Fatalf("%s has no metric %s %v", p.d.Name(), name, labels)
 	}
 	return v
+}
+
+// MetricOrZero is Metric where there may be no sample yet, since its labels come
+// with the first vote.
+func (p *Process) MetricOrZero(name string, labels ...string) float64 {
+	p.tb.Helper()
+	v, _ := p.samples(name, labels)
+	return v
+}
+
+func (p *Process) samples(name string, labels []string) (float64, int) {
+	p.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	v, n, err := p.d.Samples(ctx, name, labels...)
+	p.must(err)
+	return v, n
 }
 
 // CPU is how much processor time the process has used.

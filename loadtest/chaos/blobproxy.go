@@ -19,7 +19,9 @@ type blobProxy struct {
 	listener net.Listener
 	// busy answers 503 with Retry-After; dropping passes a PUT on, and then
 	// closes the connection in place of the answer.
-	busy, dropping     atomic.Bool
+	busy, dropping atomic.Bool
+	// refused requests, and unwitting PUTs: those that the service did (201), and
+	// whose answer was dropped.
 	refused, unwitting atomic.Int64
 	// failed requests did not get through to the service, or had no answer.
 	failed atomic.Int64
@@ -49,8 +51,11 @@ func startBlobProxy(host string) (*blobProxy, error) {
 				return
 			}
 			if r.Method == http.MethodPut && p.dropping.Load() {
-				p.unwitting.Add(1)
-				forward.ServeHTTP(discard{http.Header{}}, r)
+				answer := &discard{header: http.Header{}}
+				forward.ServeHTTP(answer, r)
+				if answer.status == http.StatusCreated {
+					p.unwitting.Add(1)
+				}
 				panic(http.ErrAbortHandler)
 			}
 			forward.ServeHTTP(w, r)
@@ -70,8 +75,11 @@ func (p *blobProxy) close() error {
 }
 
 // discard takes an answer that nobody is to see.
-type discard struct{ header http.Header }
+type discard struct {
+	header http.Header
+	status int
+}
 
-func (d discard) Header() http.Header         { return d.header }
-func (d discard) Write(b []byte) (int, error) { return len(b), nil }
-func (d discard) WriteHeader(int)             {}
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) Write(b []byte) (int, error) { return len(b), nil }
+func (d *discard) WriteHeader(status int)      { d.status = status }

@@ -70,7 +70,8 @@ func runDeepQueue(ctx context.Context, r *run) error {
 	r.report.note("The votes come through the enqueue path of the api (its script, with frames made by its codec), without HTTP before it. " +
 		"Where speeds are compared there is no archiver: counted frames pile up in the archive's list, and are thrown away after each drain. " +
 		"What is counted is compared with what was enqueued, option by option, after every drain.")
-	r.report.note("The speed of a drain is measured from the first to the last commit that is seen.")
+	r.report.note("The speed of a drain is measured from the first to the last commit that is seen. " +
+		"Redis does not rewrite its append-only file meanwhile (auto-aof-rewrite-percentage 0).")
 	r.report.note("Commands over 50 ms: SLOWLOG goes by the clock, and so counts what redis-server waits for a processor that others have. "+
 		"An entry is not held against a command if in some stretch of time that is as long as the entry, and lies where it may lie, "+
 		"redis-server was ready to run and had no processor for all of it but %s (Linux's schedstat, looked at every %s).", slowCommand, waitSampled)
@@ -104,7 +105,14 @@ func (r *run) deepStack(ctx context.Context, name string, archivers int) (*deepQ
 	if preferred == nil {
 		r.report.note("%s: redis-server and the daemons run at the highest priority, so that other processes of the machine disturb them less.", name)
 	}
-	return d, d.watchSlowCommands(ctx)
+	// It would fall into the deep drains alone: a short queue's file is small.
+	if err := d.rdb.ConfigSet(ctx, "auto-aof-rewrite-percentage", "0").Err(); err != nil {
+		return nil, d.end(ctx, fmt.Errorf("no rewrite of the append-only file: %w", err))
+	}
+	if err := d.watchSlowCommands(ctx); err != nil {
+		return nil, d.end(ctx, err)
+	}
+	return d, nil
 }
 
 func (d *deepQueue) end(ctx context.Context, err error) error {

@@ -33,35 +33,32 @@ func (d *disk) close() error {
 }
 
 // fill makes the file system hardly larger than what is in it.
-func (d *disk) fill(context.Context) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(d.dir, &st); err != nil {
-		return fmt.Errorf("statfs: %w", err)
-	}
-	used := int64(st.Blocks-st.Bfree) * st.Bsize
-	return d.remount(0, fmt.Sprintf("size=%d", used+diskRoom))
+func (d *disk) fill(ctx context.Context) error {
+	return again(ctx, unix.EINVAL, func() error { // it has grown meanwhile
+		var st unix.Statfs_t
+		if err := unix.Statfs(d.dir, &st); err != nil {
+			return fmt.Errorf("statfs: %w", err)
+		}
+		used := int64(st.Blocks-st.Bfree) * st.Bsize
+		return d.remount(0, fmt.Sprintf("size=%d", used+diskRoom))
+	})
 }
 
 // readOnly waits for a moment in which no file is being written.
 func (d *disk) readOnly(ctx context.Context) error {
+	return again(ctx, unix.EBUSY, func() error { return d.remount(unix.MS_RDONLY, diskSize) })
+}
+
+// again repeats what fails with an error that passes.
+func again(ctx context.Context, passes error, do func() error) error {
 	const patience = 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
-		err := d.remount(unix.MS_RDONLY, diskSize)
-		if !errors.Is(err, unix.EBUSY) || !wait(ctx, time.Millisecond) {
+		if err := do(); !errors.Is(err, passes) || !wait(ctx, time.Millisecond) {
 			return err
 		}
 	}
-}
-
-// refuses tells whether nothing can be written: it is read-only, or full.
-func (d *disk) refuses() bool {
-	var st unix.Statfs_t
-	if err := unix.Statfs(d.dir, &st); err != nil {
-		return false
-	}
-	return st.Flags&unix.ST_RDONLY != 0 || int64(st.Bavail)*st.Bsize <= diskRoom
 }
 
 // mend makes it large and writable again.

@@ -21,19 +21,22 @@ const powerLoss = time.Second
 // power cut, and once an old backup is put back. Acknowledged votes of those
 // times may be lost, and no others; the archive may be ahead of Redis, and
 // tally restore brings the two together.
-func runEverysec(ctx context.Context, r *run) error {
-	cut := killKind(r.length(), "power cut, with the last second of its file", (*world).powerCut)
+func runEverysec(ctx context.Context, r *run) error { return r.mix(ctx, everysecPlan(r.length())) }
+
+func everysecPlan(length time.Duration) mixPlan {
+	cut := killKind(length, "power cut, with the last second of its file", (*world).powerCut)
+	cut.forgets = true
 	// Late, but with time for what follows it.
 	const share, most = 6, 15 * time.Second
 	stale := fault{
-		at: r.length() * 7 / 10, dur: min(most, r.length()/share), target: "redis-server",
-		kind: &kind{name: "replaced by its backup of so long ago", part: partRedis, outage: true, do: (*world).staleBackup},
+		at: length * 7 / 10, dur: min(most, length/share), target: "redis-server",
+		kind: &kind{name: "replaced by its backup of so long ago", part: partRedis, outage: true, forgets: true, do: (*world).staleBackup},
 	}
-	return r.mix(ctx, mixPlan{
+	return mixPlan{
 		fsync: "everysec", kill: cut, set: []fault{stale}, watchAOF: true, settle: settle,
 		// Often, so that the archive has votes that the backup has not.
 		archiveMaxAge: time.Second,
-	})
+	}
 }
 
 // powerCut kills the server, takes away what it had written since a second
@@ -71,7 +74,7 @@ func (w *world) staleBackup(ctx context.Context, f fault) (effect, error) {
 	w.s.redis.Kill()
 	now := time.Now()
 	w.mayLose(from, now)
-	if err := lab.RestoreAOF(w.s.redis.Dir, backup); err != nil {
+	if err := w.aof.Restore(backup); err != nil {
 		return effect{}, err
 	}
 	remark, err := w.redisUp(ctx)
@@ -145,6 +148,9 @@ func aheadFrames(text []byte) (int, error) {
 	}
 	named := map[frame]bool{}
 	for _, d := range report.Differences {
+		if len(d.Frames) == 0 {
+			return 0, fmt.Errorf("shard %d, poll %q: %s", d.Shard, d.Poll, d.What)
+		}
 		for _, id := range d.Frames {
 			named[frame{d.Shard, id}] = true
 		}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +36,9 @@ type world struct {
 	disk   *disk     // nil: the archive is no file system of its own
 	aof    *lab.AOF  // nil: Redis promises to keep everything
 	counts counts
+	// late keeps faults that delay acknowledgements and those that make Redis
+	// forget apart, where one comes later than planned: the former share it.
+	late sync.RWMutex
 }
 
 // counts is what the faults have seen and done.
@@ -621,22 +625,48 @@ func (w *world) archiveDrops(ctx context.Context, f fault) (effect, error) {
 }
 
 func (w *world) diskFull(ctx context.Context, f fault) (effect, error) {
-	return w.withDisk(ctx, f, (*disk).fill)
+	return w.withDisk(ctx, f, (*disk).fill, "no space left on device")
 }
 
 func (w *world) diskReadOnly(ctx context.Context, f fault) (effect, error) {
-	return w.withDisk(ctx, f, (*disk).readOnly)
+	return w.withDisk(ctx, f, (*disk).readOnly, "read-only file system")
 }
 
-func (w *world) withDisk(ctx context.Context, f fault, begin func(*disk, context.Context) error) (effect, error) {
+// withDisk has taken effect once an archiver says that it met it.
+func (w *world) withDisk(ctx context.Context, f fault, begin func(*disk, context.Context) error, says string) (effect, error) {
 	if w.disk == nil {
 		return effect{}, fmt.Errorf("%w: a file system of its own may not be mounted here", errSkipped)
 	}
+	began := time.Now()
 	if err := begin(w.disk, ctx); err != nil {
 		return effect{}, errors.Join(err, w.disk.mend())
 	}
-	took := during(ctx, f, func(context.Context) bool { return w.disk.refuses() })
-	return effect{took: took}, w.disk.mend()
+	logged := func(text string, since time.Time) func(*lab.Daemon) bool {
+		return func(d *lab.Daemon) bool { return loggedSince(d.Log().String(), text, since) }
+	}
+	took := during(ctx, f, func(context.Context) bool { return slices.ContainsFunc(w.s.archivers, logged(says, began)) })
+	err := w.disk.mend()
+	// An archiver logs a failure once in so long, and may have logged another.
+	const rarely = 30 * time.Second
+	if err == nil && !took && slices.ContainsFunc(w.s.archivers, logged(cantArchive, began.Add(-rarely))) {
+		err = fmt.Errorf("%w of what is judged: an archiver may have met it, and had logged another failure less than %s before", errSkipped, rarely)
+	}
+	return effect{took: took}, err
+}
+
+// cantArchive is what an archiver logs of any failure.
+const cantArchive = "votes can't be archived"
+
+// loggedSince tells whether a daemon's log has a line with a text of a moment or
+// later.
+func loggedSince(log, text string, since time.Time) bool {
+	for line := range strings.Lines(log) {
+		var entry struct{ Time time.Time }
+		if strings.Contains(line, text) && json.Unmarshal([]byte(line), &entry) == nil && !entry.Time.Before(since) {
+			return true
+		}
+	}
+	return false
 }
 
 // happen does every fault at its time, and returns when all have ended. An
@@ -666,19 +696,10 @@ func (w *world) happen(ctx context.Context, faults []fault) error {
 
 // one does a fault and reports it.
 func (w *world) one(ctx context.Context, f fault, part *sync.Mutex) error {
-	part.Lock()
-	select {
-	case <-ctx.Done(): // it was put off, and the faults have ended
-		part.Unlock()
-		return nil
-	default:
+	rec, e, err := w.inject(ctx, f, part)
+	if rec == nil {
+		return nil // it was put off, and the faults have ended
 	}
-	w.r.say("begins: %s: %s, for %s", f.target, f.kind.name, f.dur)
-	rec := w.r.report.fault(faultRecord{At: time.Since(w.l.start), For: f.dur, Name: f.kind.name, Target: f.target, Kind: f.kind.String()})
-	e, err := f.kind.do(w, ctx, f)
-	part.Unlock()
-	ended := time.Since(w.l.start)
-	w.r.report.change(func() { rec.For, rec.Note, rec.Took = ended-rec.At, e.remark, e.took })
 	if err == nil && !e.took && ctx.Err() != nil {
 		err = fmt.Errorf("%w, since the faults had to end", errSkipped)
 	}
@@ -700,6 +721,29 @@ func (w *world) one(ctx context.Context, f fault, part *sync.Mutex) error {
 		}
 	}
 	return nil
+}
+
+// inject does a fault when none is under way that it must not meet.
+func (w *world) inject(ctx context.Context, f fault, part *sync.Mutex) (rec *faultRecord, e effect, err error) {
+	part.Lock()
+	defer part.Unlock()
+	switch {
+	case f.kind.delays:
+		w.late.RLock()
+		defer w.late.RUnlock()
+	case f.kind.forgets:
+		w.late.Lock()
+		defer w.late.Unlock()
+	}
+	if ctx.Err() != nil {
+		return nil, e, nil
+	}
+	w.r.say("begins: %s: %s, for %s", f.target, f.kind.name, f.dur)
+	rec = w.r.report.fault(faultRecord{At: time.Since(w.l.start), For: f.dur, Name: f.kind.name, Target: f.target, Kind: f.kind.String()})
+	e, err = f.kind.do(w, ctx, f)
+	ended := time.Since(w.l.start)
+	w.r.report.change(func() { rec.For, rec.Note, rec.Took = ended-rec.At, e.remark, e.took })
+	return rec, e, err
 }
 
 // moves waits until votes are counted, or archived, again.

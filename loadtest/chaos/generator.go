@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,13 +35,20 @@ type generator struct {
 	tickets chan time.Time
 	votes   [][]byte // whole requests, taken in turn
 	next    atomic.Int64
+	// renewed counts the calls of reconnect.
+	renewed atomic.Int64
 	pacing  chan struct{}
 	working sync.WaitGroup
 	end     context.CancelFunc
 
 	mu      sync.Mutex
 	seconds []*second
+	// books are kept by choice, over all the time.
+	books []book
 }
+
+// book is what became of the votes for one choice.
+type book struct{ accepted, unsettled int64 }
 
 type generatorParams struct {
 	// addr is the api's host:port.
@@ -132,6 +140,7 @@ func startGenerator(ctx context.Context, p generatorParams) *generator {
 	ctx, cancel := context.WithCancel(ctx)
 	g := &generator{
 		p: p, start: time.Now(), votes: requests(p.choices), end: cancel, pacing: make(chan struct{}),
+		books: make([]book, len(p.choices)),
 		// So many may be due and wait for a connection: some seconds of them.
 		tickets: make(chan time.Time, 1<<16),
 	}
@@ -170,9 +179,9 @@ func (g *generator) pace(ctx context.Context) {
 		}
 		for now := time.Now(); !due.After(now); {
 			rate := g.p.rate(due.Sub(g.start))
-			if rate <= 0 { // a pause: look again at the next tick
-				due = now.Add(time.Microsecond)
-				break
+			if rate <= 0 { // a pause: in steps, so that a stall does not make it longer
+				due = due.Add(time.Millisecond)
+				continue
 			}
 			select {
 			case g.tickets <- due:
@@ -189,11 +198,26 @@ func (g *generator) work() {
 	c := &generatorConn{addr: g.p.addr, timeout: g.p.timeout}
 	defer c.close()
 	for due := range g.tickets {
-		a, err := c.post(g.votes[int(g.next.Add(1))%len(g.votes)])
+		if n := g.renewed.Load(); n != c.renewed {
+			c.close()
+			c.renewed = n
+		}
+		at := int(g.next.Add(1)) % len(g.votes)
+		a, err := c.post(g.votes[at])
 		took := time.Since(due)
-		g.note(due, func(s *second) { s.settle(a, err, took) })
+		g.note(due, func(s *second) {
+			accepted, unsettled := s.accepted.TotalCount(), s.unsettled
+			s.settle(a, err, took)
+			b := &g.books[at%len(g.books)] // requests has the choices in turn
+			b.accepted += s.accepted.TotalCount() - accepted
+			b.unsettled += s.unsettled - unsettled
+		})
 	}
 }
+
+// reconnect has each connection made anew before its next vote: after a restart
+// of the api, which has closed them, a vote would have no answer.
+func (g *generator) reconnect() { g.renewed.Add(1) }
 
 // note changes the second in which a vote was due.
 func (g *generator) note(due time.Time, change func(*second)) {
@@ -262,6 +286,13 @@ func (g *generator) between(from, to time.Duration) *second {
 // all sums up all votes.
 func (g *generator) all() *second { return g.between(0, longestRun) }
 
+// byChoice returns the books.
+func (g *generator) byChoice() []book {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.books)
+}
+
 const longestRun = 1000 * time.Hour
 
 // generatorConn is one keep-alive connection, made anew when it ends.
@@ -271,6 +302,7 @@ type generatorConn struct {
 	conn    net.Conn
 	r       *bufio.Reader
 	body    []byte
+	renewed int64
 }
 
 // generatorAnswer is what is looked at of an answer.

@@ -39,7 +39,7 @@ func kinds(p *stackParams, redisKill *kind) []*kind {
 		{name: "becomes a replica of nobody (READONLY)", targets: redis, part: partRedis, outage: true, least: 2 * s, most: 4 * s, do: (*world).redisReadOnly},
 		{name: "can't save (MISCONF)", targets: redis, part: partRedis, outage: true, least: 2 * s, most: 4 * s, do: (*world).redisMisconf},
 		{name: "maxmemory just above what is used", targets: redis, part: partRedis, outage: true, least: 2 * s, most: 4 * s, do: (*world).redisFull},
-		{name: "way to Redis stalls", targets: []string{api}, part: way(api), outage: true, least: 3 * s, most: 5 * s, do: (*world).linkStall},
+		{name: "way to Redis stalls", targets: []string{api}, part: way(api), outage: true, delays: true, least: 3 * s, most: 5 * s, do: (*world).linkStall},
 		{name: "kill -9", targets: []string{"both apis"}, part: partAPIs, outage: true, least: s, most: 2 * s, do: (*world).apisKill},
 
 		// Part of the service.
@@ -48,7 +48,7 @@ func kinds(p *stackParams, redisKill *kind) []*kind {
 		{name: "kill -9", targets: apis, part: partAPIs, least: 500 * ms, most: 3 * s, do: (*world).kill},
 		{name: "SIGSTOP, three times owner-ttl", targets: consumers, least: 3 * ownerTTL, most: 4 * ownerTTL, do: (*world).pause},
 		{name: "SIGSTOP, three times owner-ttl", targets: archivers, least: 3 * ownerTTL, most: 4 * ownerTTL, do: (*world).pause},
-		{name: "SIGSTOP", targets: apis, part: partAPIs, least: 2 * s, most: 4 * s, do: (*world).pause},
+		{name: "SIGSTOP", targets: apis, part: partAPIs, delays: true, least: 2 * s, most: 4 * s, do: (*world).pause},
 		{name: "rolling restart, SIGTERM", targets: []string{"both apis"}, part: partAPIs, least: 3 * s, most: 5 * s, do: (*world).rollingRestart},
 		{name: "SCRIPT FLUSH, again and again", targets: redis, part: partRedis, least: 3 * s, most: 5 * s, do: (*world).scriptFlush},
 		{name: "hang-ups by 30 % of the clients", targets: []string{"clients"}, part: partClients, least: 3 * s, most: 6 * s, do: (*world).hangUps},

@@ -72,6 +72,9 @@ func (r *run) mix(ctx context.Context, plan mixPlan) (err error) {
 	if err != nil {
 		return err
 	}
+	// A power cut takes written data, too; a process that is killed only what it
+	// has not written yet, which appendfsync always has before it answers.
+	r.mayForget = plan.watchAOF || p.fsync != "always"
 	faults := r.schedule(&p, plan)
 	r.say("the faults will be:\n%s", planText(faults))
 	failed := true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"paredao/internal/ledger"
+	"paredao/internal/vote"
 )
 
 // What the scenario overload promises.
@@ -72,7 +74,7 @@ func (o *overload) setRate(rate float64) { o.rate.Store(math.Float64bits(rate)) 
 
 // runOverload offers 20 times the rated load, and then fills Redis:
 //
-//	ledger client (keys) ──┐
+//	ledger client ─────────┐
 //	generator (by clock) ──┴▶ api (max-in-flight 192) ─▶ 50 ms ─▶ Redis ◀─ consumer, archiver
 func runOverload(ctx context.Context, r *run) (err error) {
 	choices := append(overloadVotes(), ledgerVotes()...)
@@ -115,7 +117,7 @@ func runOverload(ctx context.Context, r *run) (err error) {
 	}
 	// The judge's votes are a tenth of the rated load, on top of it.
 	if o.load, err = r.startLoad(ctx, ledger.Params{
-		URLs: urls, Choices: ledgerVotes(), Source: source, Connections: 16, Rate: o.rated / 10,
+		URLs: urls, Choices: ledgerVotes(), Source: source, Connections: 16, Rate: o.rated / 10, Keyless: 0.3,
 	}); err != nil {
 		return err
 	}
@@ -271,7 +273,7 @@ func (o *overload) excess(ctx context.Context) error {
 	taken := float64(excess.accepted.TotalCount()) / (excessTo - excessFrom).Seconds()
 	holds(taken >= goodput*o.rated, "at the excess %.0f votes a second were taken, of %.0f that are usual", taken, o.rated)
 	holds(excess.wrong == 0, "%d answers were wrong: %v", excess.wrong, excess.what)
-	holds(float64(excess.unsettled) <= 0.001*float64(excess.due()), "%d votes had no answer: %v", excess.unsettled, excess.what)
+	holds(float64(excess.unsettled) <= mostUnsettled*float64(excess.due()), "%d votes had no answer: %v", excess.unsettled, excess.what)
 	holds(float64(excess.unsent) <= 0.01*float64(excess.due()), "the generator could not send %d of %d votes", excess.unsent, excess.due())
 	holds(memory <= apiMemory, "the api took %d MiB, above %d", memory>>20, int64(apiMemory)>>20)
 	holds(ok && normal <= normalWithin, "not normal again %s after the excess", min(normal, end-excessTo))
@@ -314,6 +316,7 @@ func (o *overload) fill(ctx context.Context) error {
 	if err := o.s.apis[0].Ready(ctx); err != nil {
 		return err
 	}
+	o.gen.reconnect()
 	used, err := usedMemory(ctx, o.rdb)
 	if err != nil {
 		return err
@@ -438,7 +441,12 @@ func (o *overload) untilDrained(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// count compares the generator's own books with the tally: it keeps no ids.
+// mostUnsettled is the share of the generator's votes that may have no answer
+// that settles them: more would be room for lost and doubled ones.
+const mostUnsettled = 0.001
+
+// count compares the generator's own books with the tally, option by option: it
+// keeps no ids.
 func (r *run) count(ctx context.Context, s *stack, gen *generator) error {
 	all := gen.all()
 	result, err := s.store.Results(ctx, overloadVotes()[0].Poll)
@@ -449,6 +457,7 @@ func (r *run) count(ctx context.Context, s *stack, gen *generator) error {
 	for _, n := range result.Tally {
 		counted += n
 	}
+	books := gen.byChoice()
 	acked := all.accepted.TotalCount()
 	r.report.row("generator: votes due", all.due())
 	r.report.row("generator: acknowledged", acked)
@@ -456,10 +465,32 @@ func (r *run) count(ctx context.Context, s *stack, gen *generator) error {
 	r.report.row("generator: without an answer that settles it", all.unsettled)
 	r.report.row("generator: never sent", all.unsent)
 	r.report.row("counted in the generator's poll", counted)
-	if counted < acked || counted > acked+all.unsettled {
-		return fmt.Errorf("the generator's poll has %d votes; %d were acknowledged, %d have no answer", counted, acked, all.unsettled)
+	return all.fits(overloadVotes(), books, result.Tally)
+}
+
+// fits compares all votes of a generator, and its books, with a tally.
+func (s *second) fits(choices []ledger.Choice, books []book, tally vote.Tally) error {
+	var errs []error
+	left := maps.Clone(tally)
+	for i, c := range choices {
+		b, n := books[i], left[c.Option]
+		delete(left, c.Option)
+		if n < b.accepted || n > b.accepted+b.unsettled {
+			errs = append(errs, fmt.Errorf("%s has %d votes; %d were acknowledged, %d have no answer", c, n, b.accepted, b.unsettled))
+		}
 	}
-	return nil
+	for option, n := range left {
+		if n != 0 {
+			errs = append(errs, fmt.Errorf("%s has %d votes, and nobody voted for it", option, n))
+		}
+	}
+	if s.wrong > 0 {
+		errs = append(errs, fmt.Errorf("%d of the generator's votes had a wrong answer: %v", s.wrong, s.what))
+	}
+	if float64(s.unsettled) > mostUnsettled*float64(s.due()) {
+		errs = append(errs, fmt.Errorf("%d of the generator's %d votes had no answer: %v", s.unsettled, s.due(), s.what))
+	}
+	return errors.Join(errs...)
 }
 
 // usedMemory is Redis's used_memory.

@@ -23,21 +23,25 @@ type report struct {
 	r  reportData
 	// hide are texts that only this machine knows, and what stands for them.
 	hide [][2]string
+	// stage, if set, stands before the names of rows and sections.
+	stage string
 }
 
 // reportData is the report as JSON.
 type reportData struct {
-	Scenario string          `json:"scenario"`
-	Seed     uint64          `json:"seed"`
-	Command  string          `json:"command"`
-	OK       bool            `json:"ok"`
-	Headline string          `json:"headline"`
-	Problems []string        `json:"problems"`
-	Rows     []reportRow     `json:"rows"`
-	Result   *ledger.Result  `json:"ledger,omitempty"`
-	Faults   []*faultRecord  `json:"faults,omitempty"`
-	Notes    []string        `json:"notes,omitempty"`
-	Sections []reportSection `json:"sections,omitempty"`
+	Scenario string         `json:"scenario"`
+	Seed     uint64         `json:"seed"`
+	Command  string         `json:"command"`
+	OK       bool           `json:"ok"`
+	Headline string         `json:"headline"`
+	Problems []string       `json:"problems"`
+	Rows     []reportRow    `json:"rows"`
+	Result   *ledger.Result `json:"ledger,omitempty"`
+	// Earlier are the judgements of the stages before the last.
+	Earlier  []*ledger.Result `json:"earlier_ledgers,omitempty"`
+	Faults   []*faultRecord   `json:"faults,omitempty"`
+	Notes    []string         `json:"notes,omitempty"`
+	Sections []reportSection  `json:"sections,omitempty"`
 }
 
 type reportRow struct {
@@ -124,8 +128,11 @@ func commandOf(o *options) string {
 func (r *report) row(name string, value any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.r.Rows = append(r.r.Rows, reportRow{name, value})
+	r.r.Rows = append(r.r.Rows, reportRow{r.stage + name, value})
 }
+
+// begins tells what follows in the report from what stands there already.
+func (r *report) begins(stage string) { r.change(func() { r.stage = stage + ": " }) }
 
 // note adds a remark.
 func (r *report) note(format string, args ...any) {
@@ -138,7 +145,7 @@ func (r *report) note(format string, args ...any) {
 func (r *report) section(title, markdown string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.r.Sections = append(r.r.Sections, reportSection{title, markdown})
+	r.r.Sections = append(r.r.Sections, reportSection{r.stage + title, markdown})
 }
 
 // table adds a section that is a table.
@@ -204,8 +211,10 @@ func (r *report) judged(result *ledger.Result, l *load) {
 	r.row("refused", result.Refused)
 	r.row("refused, and should have been taken", result.WronglyRefused)
 	r.row("taken, and should have been refused", result.WronglyTaken)
+	r.row("without a key, found no api", result.Unsent)
 	r.row("unknown, without a key", result.Unknown)
-	r.row("of those in the archive", result.Taken)
+	r.row("without an answer to the end, with a key", result.Unsettled)
+	r.row("of these two, in the archive", result.Taken)
 	r.row("counted", result.Counted)
 	r.row("archived", result.Archived)
 	r.row("lost", result.Lost)
@@ -214,6 +223,7 @@ func (r *report) judged(result *ledger.Result, l *load) {
 	r.row("doubled", result.Doubled)
 	r.row("invented", result.Invented)
 	r.row("frames archived again, counted once", result.RepeatedFrames)
+	r.row("objects that no manifest lists", result.UnlistedObjects)
 	if l != nil {
 		took := l.client.Took()
 		r.row("time of posting", took.Round(10*time.Millisecond))
@@ -223,7 +233,12 @@ func (r *report) judged(result *ledger.Result, l *load) {
 		r.row("which began at", at.Round(time.Millisecond))
 	}
 	r.row("drained in", result.Drained.Round(time.Millisecond))
-	r.change(func() { r.r.Result = result })
+	r.change(func() {
+		if r.r.Result != nil {
+			r.r.Earlier = append(r.r.Earlier, r.r.Result)
+		}
+		r.r.Result = result
+	})
 }
 
 // fail adds something that does not hold.

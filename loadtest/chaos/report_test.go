@@ -58,6 +58,33 @@ func TestReport(t *testing.T) {
 	assert.NotContains(t, string(md), "Nothing was lost")
 }
 
+// The rows of two loads are told apart, and no judgement takes another's place.
+func TestReportHasStages(t *testing.T) {
+	dir := t.TempDir()
+	r := newReport(&options{scenario: "restore"})
+	for i, stage := range []string{"first", "second"} {
+		r.begins(stage)
+		r.judged(&ledger.Result{Sent: int64(i + 1), Unknown: 5, Unsettled: 2, Taken: 6}, nil)
+		r.command("tally audit", nil, nil)
+	}
+	require.NoError(t, r.write(dir))
+	md, err := os.ReadFile(filepath.Join(dir, "report.md"))
+	require.NoError(t, err)
+	for _, want := range []string{
+		"| first: votes sent | 1 |\n", "| second: votes sent | 2 |\n", "## first: `tally audit`", "## second: `tally audit`",
+		"| first: unknown, without a key | 5 |\n| first: without an answer to the end, with a key | 2 |\n| first: of these two, in the archive | 6 |\n",
+	} {
+		assert.Contains(t, string(md), want)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
+	require.NoError(t, err)
+	var data reportData
+	require.NoError(t, json.Unmarshal(text, &data))
+	assert.Equal(t, int64(2), data.Result.Sent)
+	require.Len(t, data.Earlier, 1)
+	assert.Equal(t, int64(1), data.Earlier[0].Sent)
+}
+
 func TestHuman(t *testing.T) {
 	for want, v := range map[string]any{
 		"0": 0, "999": int64(999), "1,000": 1000, "-1,234,567": int64(-1234567), "0.50": 0.5, "2.500 s": 2500 * time.Millisecond, "x": "x",

@@ -15,6 +15,7 @@ import (
 // runRestore loses Redis as a whole after a load, and has it come back from the
 // archive: with all that was archived, and fit to take votes again.
 func runRestore(ctx context.Context, r *run) (err error) {
+	r.mayForget = true
 	before := []ledger.Choice{{Poll: "before", Option: "ana"}, {Poll: "before", Option: "bruno"}}
 	later := []ledger.Choice{{Poll: "later", Option: "yes"}, {Poll: "later", Option: "no"}}
 	s, err := startStack(ctx, stackParams{
@@ -27,6 +28,7 @@ func runRestore(ctx context.Context, r *run) (err error) {
 	failed := true
 	defer func() { err = errors.Join(err, s.end(context.WithoutCancel(ctx), failed || err != nil)) }()
 
+	r.report.begins("first load")
 	l, err := r.burst(ctx, s, before)
 	if err != nil {
 		return err
@@ -63,6 +65,7 @@ func runRestore(ctx context.Context, r *run) (err error) {
 		return err
 	}
 	r.say("and votes are taken again")
+	r.report.begins("second load")
 	if l, err = r.burst(ctx, s, later); err != nil {
 		return err
 	}

@@ -30,8 +30,12 @@ type kind struct {
 	// target.
 	part string
 	// outage says that no votes can be taken meanwhile, or hardly any.
-	outage      bool
-	least, most time.Duration
+	outage bool
+	// delays says that an acknowledgement may come as late as the fault ends;
+	// forgets, that Redis loses what it has acknowledged. The two never meet:
+	// else a vote that was lost would seem to be acknowledged after the loss.
+	delays, forgets bool
+	least, most     time.Duration
 	// apart is the least time between two of the kind.
 	apart time.Duration
 	do    action
@@ -177,7 +181,8 @@ func (p *planner) fits(f fault) bool {
 	}
 	return !slices.ContainsFunc(p.faults, func(o fault) bool {
 		apart := f.kind == o.kind && f.at < o.at+f.kind.apart && o.at < f.at+f.kind.apart
-		meet := f.part() == o.part() && f.at < o.end()+between && o.at < f.end()+between
+		late := f.kind.delays && o.kind.forgets || f.kind.forgets && o.kind.delays
+		meet := (late || f.part() == o.part()) && f.at < o.end()+between && o.at < f.end()+between
 		return apart || meet || f.kind.outage && o.kind.outage && f.at < o.end()+outageGapLeast/2 && o.at < f.end()+outageGapLeast/2
 	})
 }

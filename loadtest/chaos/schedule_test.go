@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,4 +93,58 @@ func TestDeckDealsEachOnce(t *testing.T) {
 	}
 	assert.Less(t, most, 40)
 	assert.Greater(t, len(faults), 50)
+}
+
+// An acknowledgement that a fault has delayed must not come after Redis has
+// forgotten the vote: it would lie outside of the time in which votes may be
+// lost.
+func TestScheduleKeepsDelaysFromLosses(t *testing.T) {
+	delays, forgets := 0, 0
+	for _, length := range []time.Duration{time.Minute, 3 * time.Minute, 30 * time.Minute} {
+		for seed := range uint64(30) {
+			r := newRun(options{seed: seed, seconds: int(length.Seconds())}, "dir", &leftovers{})
+			faults := r.schedule(&stackParams{apis: 2, consumers: 3, archivers: 2, azurite: seed%2 == 0}, everysecPlan(length))
+			for _, f := range faults {
+				if f.kind.forgets {
+					forgets++
+				}
+				if !f.kind.delays {
+					continue
+				}
+				delays++
+				for _, o := range faults {
+					if o.kind.forgets && f.at < o.end()+between && o.at < f.end()+between {
+						t.Fatalf("%s meets\n%s", f, o)
+					}
+				}
+			}
+		}
+	}
+	require.Greater(t, delays, 100)
+	require.Greater(t, forgets, 100)
+}
+
+// Nor where one of the two comes later than planned.
+func TestLateFaultsKeepDelaysFromLosses(t *testing.T) {
+	w := &world{r: newRun(options{}, "dir", &leftovers{}), l: &load{monitor: newMonitor(func() int64 { return 0 })}}
+	defer w.l.monitor.stop()
+	var under atomic.Int32
+	do := func(more int32) action {
+		return func(_ *world, ctx context.Context, _ fault) (effect, error) {
+			now := under.Add(more)
+			defer under.Add(-more)
+			assert.True(t, now <= 2 || now == 100, "%d: they met", now)
+			wait(ctx, 50*time.Millisecond)
+			return tookEffect, nil
+		}
+	}
+	stops := &kind{name: "stops", delays: true, do: do(1)}
+	cut := &kind{name: "cut", forgets: true, do: do(100)}
+	begun := time.Since(w.l.start)
+	require.NoError(t, w.happen(t.Context(), []fault{
+		{at: begun, kind: stops, target: "api 0"},
+		{at: begun, kind: cut, target: "redis-server"},
+		{at: begun, kind: stops, target: "api 1"},
+	}))
+	assert.Len(t, w.r.report.r.Faults, 3)
 }

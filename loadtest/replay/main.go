@@ -128,7 +128,14 @@ func parse(args []string, stdout io.Writer) (o options, choices []ledger.Choice,
 //
 //	ledger client ──▶ api ──▶ Redis ◀── consumers, archiver ──▶ folder
 //	      └──────── judge, tally totals, tally audit, tally recount ┘
-func replay(ctx context.Context, s *stack, choices []ledger.Choice, counts []int64) error {
+func replay(ctx context.Context, s *stack, choices []ledger.Choice, counts []int64) (err error) {
+	defer func() {
+		// daemon.Main takes context.Canceled after a signal for an orderly end, and
+		// exit code 0 is to say that the totals were proved.
+		if err != nil && ctx.Err() != nil {
+			err = errors.New("interrupted: " + err.Error())
+		}
+	}()
 	if err := s.start(ctx, choices); err != nil {
 		return err
 	}
@@ -150,8 +157,8 @@ func replay(ctx context.Context, s *stack, choices []ledger.Choice, counts []int
 		client.Run(ctx)
 	}()
 	watch(client.Record(), total, posted)
-	if ctx.Err() != nil {
-		return errors.New("interrupted")
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 
 	began := time.Now()

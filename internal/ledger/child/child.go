@@ -171,17 +171,22 @@ func (c *Child) Ready(ctx context.Context) error {
 }
 
 // Metric adds up the samples of a metric whose labels contain all of labels,
-// like `reason="unreadable"`.
+// like `reason="unreadable"`. Without any it is 0.
 func (c *Child) Metric(ctx context.Context, name string, labels ...string) (float64, error) {
+	sum, _, err := c.Samples(ctx, name, labels...)
+	return sum, err
+}
+
+// Samples is Metric, and says how many samples there are.
+func (c *Child) Samples(ctx context.Context, name string, labels ...string) (sum float64, n int, err error) {
 	admin, err := c.Admin(ctx)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	text, err := get(ctx, "http://"+admin+"/metrics")
 	if err != nil {
-		return 0, fmt.Errorf("metrics of %s: %w", c.Name(), err)
+		return 0, 0, fmt.Errorf("metrics of %s: %w", c.Name(), err)
 	}
-	var sum float64
 	for line := range strings.Lines(text) {
 		rest, ok := strings.CutPrefix(strings.TrimSpace(line), name)
 		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
@@ -190,7 +195,7 @@ func (c *Child) Metric(ctx context.Context, name string, labels ...string) (floa
 		at := strings.LastIndexByte(rest, ' ')
 		value, err := strconv.ParseFloat(rest[at+1:], 64)
 		if err != nil {
-			return 0, fmt.Errorf("metrics of %s: line %q", c.Name(), line)
+			return 0, 0, fmt.Errorf("metrics of %s: line %q", c.Name(), line)
 		}
 		has := true
 		for _, l := range labels {
@@ -198,9 +203,10 @@ func (c *Child) Metric(ctx context.Context, name string, labels ...string) (floa
 		}
 		if has {
 			sum += value
+			n++
 		}
 	}
-	return sum, nil
+	return sum, n, nil
 }
 
 func get(ctx context.Context, url string) (string, error) {

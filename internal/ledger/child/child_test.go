@@ -96,9 +96,14 @@ func TestReadyAndMetric(t *testing.T) {
 		name   string
 		labels []string
 		want   float64
+		n      int
 	}{
-		{"a_total", nil, 7}, {"a_total", []string{`poll="p"`, `x="1"`}, 3}, {"a_total", []string{`poll="r"`}, 0}, {"b", nil, 0.5}, {"c", nil, 0},
+		{"a_total", nil, 7, 2}, {"a_total", []string{`poll="p"`, `x="1"`}, 3, 1}, {"a_total", []string{`poll="r"`}, 0, 0}, {"b", nil, 0.5, 1}, {"c", nil, 0, 0},
 	} {
+		sum, n, err := c.Samples(t.Context(), m.name, m.labels...)
+		require.NoError(t, err)
+		assert.InDelta(t, m.want, sum, 1e-9, m.name)
+		assert.Equal(t, m.n, n, m.name)
 		got, err := c.Metric(t.Context(), m.name, m.labels...)
 		require.NoError(t, err)
 		assert.InDelta(t, m.want, got, 1e-9, m.name)
