@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -162,10 +163,11 @@ func hosts(authority, scheme string) ([]string, error) {
 			if strings.HasPrefix(h, "[") && strings.HasSuffix(h, "]") {
 				bare = h[1 : len(h)-1]
 			}
-			if strings.Contains(h, ":") && net.ParseIP(bare) == nil {
-				return nil, errors.New("has a host that can't be read; an IPv6 address stands in brackets")
-			}
 			host, p = bare, port
+		}
+		host = strings.Replace(host, "%25", "%", 1) // before the zone of an IPv6 address
+		if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
+			return nil, errors.New("has a host that can't be read; an IPv6 address stands in brackets")
 		}
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
 			return nil, errors.New("has a port that is no number; allowed are 1 to 65535")

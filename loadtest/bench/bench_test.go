@@ -240,13 +240,13 @@ func TestDrainOf(t *testing.T) {
 
 func TestReadRateReport(t *testing.T) {
 	// As loadtest/rate writes it.
-	const real = `{"ok":true,"rate":41000,"seconds":30,"accepted_per_second":40990.5,"latency_ms":{"p50":0.6,"p99":4.25,"p99_9":9},` +
+	const realReport = `{"ok":true,"rate":41000,"seconds":30,"accepted_per_second":40990.5,"latency_ms":{"p50":0.6,"p99":4.25,"p99_9":9},` +
 		`"service_ms":{"p50":0.5,"p99":1},"generator_own_p99_ms":0.2,"p99_limit_ms":50,"probes":[{"rate":9,"p99_ms":77}]}`
-	highest, err := highestRate([]byte(real))
+	highest, err := highestRate([]byte(realReport))
 	require.NoError(t, err)
 	assert.EqualValues(t, 41000, highest)
 	for text, want := range map[string]float64{
-		real: 4.25,
+		realReport: 4.25,
 		`{"service":{"p99_ms":1},"latency":{"p50_ms":0.4,"p99_ms":4.25}}`:            4.25,
 		`{"latency_us":{"p99":4250},"service_us":{"p99":1000}}`:                      4.25,
 		`{"service_p99_ms":1,"latency_p99_ms":4.25}`:                                 4.25,

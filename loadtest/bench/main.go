@@ -210,7 +210,7 @@ func mainRun(ctx context.Context, t *tempDir) (err error) {
 	return r.err()
 }
 
-// rounds makes all runs: A B C, A B C, …
+// rounds makes all runs, A B C, and again A B C.
 func (b *bench) rounds(ctx context.Context, r *report, wanted []row, runs []spec) error {
 	say("%d rounds of %d runs, for %d rows", b.o.rounds, len(runs), len(wanted))
 	for n := 1; n <= b.o.rounds; n++ {

@@ -304,7 +304,7 @@ func (s *system) usedMemory(ctx context.Context) (int64, error) {
 // memory measures the queue, which holds all votes.
 func (s *system) memory(ctx context.Context, usedBefore int64) (*memory, error) {
 	key := ourQueue
-	votes := int64(0)
+	var votes int64
 	if s.spec.system == naive {
 		key = naiveQueue
 		n, err := s.rdb.LLen(ctx, key).Result()

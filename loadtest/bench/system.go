@@ -236,7 +236,7 @@ func (s *system) probe(ctx context.Context) error {
 	}
 	err = json.NewDecoder(resp.Body).Decode(&got)
 	if err != nil || resp.StatusCode != http.StatusAccepted || got.ID == "" || got.Poll != poll || got.Option != "ana" || got.AcceptedAt.IsZero() {
-		return fmt.Errorf("first vote: answered %s, %+v (%v)", resp.Status, got, err)
+		return errors.Join(fmt.Errorf("first vote: answered %s, %+v", resp.Status, got), err)
 	}
 	s.sent++
 	return nil

@@ -108,7 +108,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	say := func(format string, args ...any) { fmt.Fprintf(stderr, format+"\n", args...) }
-	m, probes := (*measured)(nil), []probe(nil)
+	var m *measured
+	var probes []probe
 	if o.find {
 		f := finder{start: defaultStart, limit: o.p99, run: o.load, say: say, pause: time.Second, judge: o.judge}
 		if o.rate > 0 {

@@ -103,7 +103,7 @@ func TestStallShowsInAllThatWereDue(t *testing.T) {
 
 func TestAnswersAreToldApart(t *testing.T) {
 	var n atomic.Int64
-	_, p := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	_, p := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		switch n.Add(1) % 5 {
 		case 0:
 			http.Error(w, "full", http.StatusServiceUnavailable)
