@@ -30,7 +30,7 @@ func TestPausedConsumer(t *testing.T) {
 	paused := s.start("consumer", proxy.URL())
 	s.start("archiver", "")
 	l := s.load(steady, s.start("api", ""))
-	testkit.Eventually(t, "the consumer counts", func() bool { return paused.Metric("paredao_votes_counted_total") > 0 })
+	testkit.Eventually(t, "the consumer counts", func() bool { return paused.MetricOrZero("paredao_votes_counted_total") > 0 })
 
 	held, release := proxy.HoldNext(countCommit)
 	testkit.Eventually(t, "a commit is held back", func() bool {
@@ -44,12 +44,12 @@ func TestPausedConsumer(t *testing.T) {
 	paused.Stop()
 	over := time.After(3 * ownerTTL)
 	other := s.start("consumer", "")
-	testkit.Eventually(t, "the other consumer has taken over", func() bool { return other.Metric("paredao_votes_counted_total") > 0 })
+	testkit.Eventually(t, "the other consumer has taken over", func() bool { return other.MetricOrZero("paredao_votes_counted_total") > 0 })
 	<-over
 	paused.Cont()
 	release()
 	testkit.Eventually(t, "the late commit is refused", func() bool { return paused.Logged("commit refused") })
-	testkit.Eventually(t, "the metric says so", func() bool { return paused.Metric("paredao_commits_refused_total") >= 1 })
+	testkit.Eventually(t, "the metric says so", func() bool { return paused.MetricOrZero("paredao_commits_refused_total") >= 1 })
 	s.grow(l, 500)
 	s.judge(l)
 }

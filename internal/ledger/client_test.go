@@ -84,6 +84,9 @@ func post(t *testing.T, total int64, change func(*Params), answer func(w http.Re
 	c, err := NewClient(p)
 	require.NoError(t, err)
 	c.Run(t.Context())
+	// A handler may still be at work on what was cut off.
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	require.Empty(t, s.wrong)
 	for key, bodies := range s.bodies {
 		_, err := uuid.Parse(key)

@@ -20,8 +20,10 @@ import (
 // What the scenario slow-senders does and promises.
 const (
 	slowSenders = 2000
-	slowRate    = 200.0 // of the usual client, unless given
-	slowUsual   = 512   // its connections, kept alive
+	// slowRate is the usual client's, unless given: so many that Redis's fsync,
+	// once a second, meets fewer than one in a hundred.
+	slowRate  = 1000.0
+	slowUsual = 512 // its connections, kept alive
 	// sendersCome is over how long they come; they are cut off after as long, so
 	// that all the time some are cut off and others come.
 	sendersCome = 10 * time.Second
@@ -57,7 +59,7 @@ func runSlow(ctx context.Context, r *run) (err error) {
 		usual = r.rate
 	}
 	// A busy start: the api gets the size that it has on an evening.
-	const busy, busyTimes = 5 * time.Second, 10
+	const busy, busyTimes = 5 * time.Second, 3
 	gen := startGenerator(ctx, generatorParams{
 		addr: addr, choices: overloadVotes(), connections: slowUsual, timeout: 10 * time.Second,
 		rate: func(since time.Duration) float64 {
