@@ -55,7 +55,7 @@ func (k *kept[T]) get(maxAge time.Duration, spawn func(func()), read func() (T, 
 		if last != nil && (!last.at.Before(asked) || time.Since(last.at) < maxAge) {
 			return last.value, 0, nil
 		}
-		r, failing := k.renew(asked, last != nil, spawn, read)
+		r, failing := k.renew(asked, maxAge, last != nil, spawn, read)
 		if last != nil && failing {
 			return last.value, time.Since(last.at), nil
 		}
@@ -74,13 +74,14 @@ func (k *kept[T]) get(maxAge time.Duration, spawn func(func()), read func() (T, 
 
 // renew returns a reading to wait for: the one in hand, or a new one, unless it is
 // too early for that. failing: who has something to serve should not wait.
-func (k *kept[T]) renew(asked time.Time, have bool, spawn func(func()), read func() (T, error)) (r *renewal, failing bool) {
+func (k *kept[T]) renew(asked time.Time, maxAge time.Duration, have bool, spawn func(func()), read func() (T, error)) (r *renewal, failing bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if r := k.renewal; r != nil {
 		select {
 		case <-r.done:
-			if r.err != nil && !r.began.Before(asked) || k.failing && have && time.Since(r.began) < rest {
+			// It may have ended since the caller looked.
+			if !r.began.Before(asked) || r.err == nil && time.Since(r.began) < maxAge || k.failing && have && time.Since(r.began) < rest {
 				return r, k.failing
 			}
 		default:
