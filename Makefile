@@ -37,7 +37,7 @@ chaos-tools: tools # what the fault laboratory needs besides: nginx, libfaketime
 	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || scripts/install libfaketime
 
 .PHONY: test
-test: tools ## run all tests with the race detector, on real Redis and real Azurite
+test: chaos-tools ## run all tests with the race detector, on real Redis and real Azurite
 	$(GO) test -race -timeout 30m -coverprofile=coverage.out ./...
 	@grep -E '^mode:|^paredao/internal/' coverage.out | grep -vE '^paredao/internal/(testkit|ledger|lab)/' > coverage.internal.out
 	@$(GO) tool cover -func=coverage.internal.out | awk 'END { sub("%", "", $$3); \

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+
+	"paredao/internal/ledger/child"
 )
 
 // histogram is a Prometheus histogram: observations up to and including each
@@ -84,30 +84,9 @@ func (h histogram) quantile(q float64) float64 {
 
 // scrape reads a histogram of a daemon.
 func scrape(ctx context.Context, admin, name string) (histogram, error) {
-	text, err := get(ctx, "http://"+admin+"/metrics")
+	text, err := child.Get(ctx, "http://"+admin+"/metrics")
 	if err != nil {
 		return nil, err
 	}
 	return parseHistogram(text, name)
-}
-
-// get returns the body of a 200.
-func get(ctx context.Context, url string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	body, err := io.ReadAll(resp.Body)
-	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("GET %s: %s", url, resp.Status)
-	}
-	return string(body), nil
 }

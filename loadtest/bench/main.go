@@ -103,7 +103,7 @@ ratios and throughput as .svg and .png.
 
 Examples:
 
-  bench                                          all of it, about 20 minutes
+  bench                                          all of it
   bench --only accept,redis --rounds 1           a quick look, without a verdict
   bench --only fsync --dir DIR                   on the disk that DIR is on
 

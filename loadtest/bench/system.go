@@ -185,7 +185,7 @@ func (s *system) startOurs(ctx context.Context) error {
 	}
 	// Ready it may be before it has applied the polls file.
 	for {
-		if _, err = get(ctx, "http://"+addr+"/polls/"+poll); err == nil {
+		if _, err = child.Get(ctx, "http://"+addr+"/polls/"+poll); err == nil {
 			return nil
 		}
 		select {

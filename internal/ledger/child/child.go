@@ -156,7 +156,7 @@ func (c *Child) Ready(ctx context.Context) error {
 		return err
 	}
 	for {
-		_, err := get(ctx, "http://"+admin+"/readyz")
+		_, err := Get(ctx, "http://"+admin+"/readyz")
 		if err == nil {
 			return nil
 		}
@@ -183,7 +183,7 @@ func (c *Child) Samples(ctx context.Context, name string, labels ...string) (sum
 	if err != nil {
 		return 0, 0, err
 	}
-	text, err := get(ctx, "http://"+admin+"/metrics")
+	text, err := Get(ctx, "http://"+admin+"/metrics")
 	if err != nil {
 		return 0, 0, fmt.Errorf("metrics of %s: %w", c.Name(), err)
 	}
@@ -209,7 +209,8 @@ func (c *Child) Samples(ctx context.Context, name string, labels ...string) (sum
 	return sum, n, nil
 }
 
-func get(ctx context.Context, url string) (string, error) {
+// Get returns the body of a 200.
+func Get(ctx context.Context, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err
